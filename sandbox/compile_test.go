@@ -1,0 +1,417 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func golden(t *testing.T, name string, v any) {
+	t.Helper()
+	got, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = append(got, '\n')
+	path := filepath.Join("testdata", name+".json")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestPlansAreGolden(t *testing.T) {
+	for name, change := range map[string]func(*Policy, *memHost){
+		"default": func(*Policy, *memHost) {},
+		"workspace-and-grants": func(p *Policy, h *memHost) {
+			p.Workspace = "/home/alice/src/app"
+			p.Grants = []Grant{{"/home/alice/.cache/pip", ReadWrite}, {"/home/alice/src/lib", ReadOnly}, {"/home/alice/src/app/.git", ReadOnly}}
+			p.Expose = []string{"/home/alice/.local/share/tool"}
+		},
+		"read-host": func(p *Policy, h *memHost) {
+			p.Read, p.Network = ReadHost, NetworkHost
+			h.dir("/data/project")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, h := alice(), debian()
+			change(&p, h)
+			plan, err := Compile(p, h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name, plan)
+			golden(t, name+"-bwrap", plan.BwrapArgs("/tmp", "/w", 7, 8))
+		})
+	}
+}
+
+func mustCompile(t *testing.T, p Policy, h Host) *Plan {
+	t.Helper()
+	plan, err := Compile(p, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+func TestExplainSaysWhatTheViewShows(t *testing.T) {
+	p, h := alice(), debian()
+	p.Grants = []Grant{{"/home/alice/src/app", ReadWrite}, {"/home/alice/src/app/.git", ReadOnly}, {"/srv", ReadOnly}}
+	h.dir("/srv/data")
+	for _, read := range []ReadMode{ReadSystem, ReadHost} {
+		p.Read = read
+		plan := mustCompile(t, p, h)
+		for path, want := range map[string]Access{
+			"/usr/bin/env": ReadOnly, "/bin/sh": ReadOnly, "/etc/passwd": ReadOnly, "/etc/resolv.conf": ReadOnly,
+			"/home/alice/src/app/main.go": ReadWrite, "/home/alice/src/app/.git/hooks/pre-commit": ReadOnly,
+			"/home/alice/.bashrc": ReadWrite, // the private home's own, not the user's
+			"/tmp/x":              ReadWrite, "/var/tmp/x": ReadWrite, "/run/user/1000/x": ReadWrite,
+			"/run/agentconnect/guest":                         ReadOnly,
+			"/home/alice/.agentconnect/agents/a1/workspace/x": ReadWrite, "/home/alice/.agentconnect/agents/a1/memory/x": ReadWrite,
+			"/home/bob/x": Hidden, "/root/x": Hidden, "/srv/data": ReadOnly,
+		} {
+			if got := plan.Explain(path).Access; got != want {
+				t.Errorf("read %s: %s is %s, want %s", read, path, got, want)
+			}
+		}
+		// What the private home shows at these paths comes from the private home.
+		for _, path := range []string{"/home/alice/.ssh/id", "/home/alice/.agentconnect/config.json", "/home/alice/.agentconnect/agents/a2/agent.json", "/home/alice/.agentconnect/agents/a1/agent.json", "/home/alice/.bashrc"} {
+			if v := plan.Explain(path); !strings.HasPrefix(v.Source, p.HomeDir+"/") {
+				t.Errorf("read %s: %s comes from %q", read, path, v.Source)
+			}
+		}
+	}
+	p.Read = ReadSystem
+	if got := mustCompile(t, p, h).Explain("/etc/shadow").Access; got != Hidden {
+		t.Errorf("/etc/shadow is %s", got)
+	}
+}
+
+func TestGrantedInsideHiddenAndHiddenInsideGranted(t *testing.T) {
+	p, h := alice(), debian()
+	h.dir("/srv/shared/home/carol/secret", "/srv/shared/data")
+	p.Read = ReadHost
+	p.OtherHomes = append(p.OtherHomes, "/srv/shared/home/carol")
+	p.Grants = []Grant{{"/srv/shared/data", ReadWrite}, {"/home/bob", ReadOnly}}
+	h.dir("/home/bob/pub")
+	p.Grants[1].Path = "/home/bob/pub"
+	for range 2 {
+		plan, err := Compile(p, h)
+		if err == nil {
+			if v := plan.Explain("/srv/shared/home/carol/secret"); v.Access != Hidden {
+				t.Errorf("a hidden directory inside a readable one is %s", v.Access)
+			}
+			if v := plan.Explain("/srv/shared/data/x"); v.Access != ReadWrite {
+				t.Errorf("a grant is %s", v.Access)
+			}
+			if v := plan.Explain("/home/bob/pub/x"); v.Access != ReadOnly {
+				t.Errorf("a grant inside a hidden home is %s", v.Access)
+			}
+			if v := plan.Explain("/home/bob/other"); v.Access != Hidden {
+				t.Errorf("beside a grant inside a hidden home: %s", v.Access)
+			}
+		} else {
+			t.Fatal(err)
+		}
+		slices.Reverse(p.Grants)
+	}
+}
+
+func TestRefusedGrantsSayWhy(t *testing.T) {
+	p, h := alice(), debian()
+	h.link("/home/alice/to-ssh", ".ssh").link("/srv/to-root", "/").link("/srv/to-agents", "/home/alice/.agentconnect/agents").socket("/srv/s.sock")
+	h.dir("/usr/share")
+	for path, reason := range map[string]string{
+		"/": "whole file system", "/srv/to-root": "whole file system", "/etc": "belongs to the system", "/usr/share": "belongs to the system", "/usr": "belongs to the system",
+		"/var": "system", "/tmp": "shared by the whole system", "/home": "holds the home", "/home/alice": "whole home", "/home/alice/.": "whole home",
+		"/home/alice/.agentconnect": "agents' own", "/home/alice/.agentconnect/agents/a2/workspace": "agents' own", "/srv/to-agents": "agents' own",
+		"/home/alice/.ssh": "ssh keys", "/home/alice/to-ssh": "ssh keys", "/home/alice/.config": "runs on the host", "/home/alice/.config/systemd/user": "runs on the host",
+		"/home/alice/.local/bin": "run on the host", "/home/alice/.bashrc": "shell runs it", "relative": "not absolute", "/srv/s.sock": "neither a directory", "/srv/\x00": "NUL",
+		"/run/user/1000": "belongs to the system", "/proc/self": "does not exist", "/home/alice/none": "does not exist", "/home/alice/src/../.ssh": "ssh keys",
+	} {
+		err := CheckGrant(p, path, h)
+		if err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("grant %q: %v, want an error with %q", path, err, reason)
+		}
+	}
+	for _, path := range []string{"/home/alice/src/app", "/srv", "/home/alice/.cache/pip", "/opt/x", "/home/bob"} {
+		h.dir("/opt/x")
+		if err := CheckGrant(p, path, h); err != nil && path != "/home/bob" {
+			t.Errorf("grant %q: %v", path, err)
+		}
+	}
+}
+
+func TestWorkspaceStaysInsideOrIsAGrant(t *testing.T) {
+	h := debian()
+	dir := "/home/alice/.agentconnect/agents/a1"
+	h.link(dir+"/away", "/home/alice/src/app").link(dir+"/self", ".").link(dir+"/up", "../a2/workspace").link("/home/alice/lnk", "src/app")
+	for ws, reason := range map[string]string{
+		"away": "must stay inside the agent directory", "self": "agent directory itself", ".": "agent directory itself", "..": "must stay inside", "../a2/workspace": "must stay inside",
+		"up": "must stay inside", "home": "overlaps", "memory": "overlaps", "missing": "does not exist", "/": "whole file system", "/home/alice": "whole home", dir: "agent directory itself", dir + "/tmp": "overlaps",
+		"/home/alice/.ssh": "ssh keys", "agent.json": "not a directory",
+	} {
+		p := alice()
+		p.Workspace = ws
+		if _, err := Compile(p, h); err == nil || !strings.Contains(err.Error(), reason) {
+			if ws == "missing" && errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			t.Errorf("workspace %q: %v, want %q", ws, err, reason)
+		}
+	}
+	p := alice()
+	p.Workspace = "/home/alice/lnk"
+	plan := mustCompile(t, p, h)
+	for _, path := range []string{"/home/alice/lnk/x", "/home/alice/src/app/x"} {
+		if v := plan.Explain(path); v.Access != ReadWrite || v.Source != "/home/alice/src/app/x" {
+			t.Errorf("%s: %+v", path, v)
+		}
+	}
+}
+
+func TestAgentDirectoryPartsBehindLinksAreJudged(t *testing.T) {
+	dir := "/home/alice/.agentconnect/agents/a1"
+	for _, part := range []string{"home", "tmp", "memory"} {
+		h := debian()
+		delete(h.nodes, dir+"/"+part)
+		h.link(dir+"/"+part, "/home/alice/.ssh")
+		var refused *RefusedError
+		if _, err := Compile(alice(), h); !errors.As(err, &refused) {
+			t.Errorf("%s is a link to ~/.ssh: %v", part, err)
+		}
+	}
+}
+
+func TestMissingGrantLeavesNothingBehind(t *testing.T) {
+	p, h := alice(), debian()
+	p.Grants = []Grant{{"/home/alice/not-yet", ReadWrite}}
+	plan := mustCompile(t, p, h)
+	if v := plan.Explain("/home/alice/not-yet/x"); !strings.HasPrefix(v.Source, p.HomeDir) {
+		t.Errorf("a missing grant leads to %q", v.Source)
+	}
+	if !slices.ContainsFunc(plan.Notes, func(n string) bool { return strings.Contains(n, "/home/alice/not-yet") }) {
+		t.Errorf("notes do not name the missing grant: %q", plan.Notes)
+	}
+}
+
+func TestHostSocketsInExposedTreesAreCovered(t *testing.T) {
+	p, h := alice(), debian()
+	p.Workspace = "/home/alice/src/app"
+	h.socket("/home/alice/src/app/run/dev.sock").socket("/usr/lib/odd.sock").socket("/run/user/1000/bus").socket("/home/alice/.ssh/agent")
+	plan := mustCompile(t, p, h)
+	for path, covered := range map[string]bool{"/home/alice/src/app/run/dev.sock": true, "/usr/lib/odd.sock": true, "/run/user/1000/bus": false} {
+		got := slices.ContainsFunc(plan.Mounts, func(m Mount) bool { return m.Op == OpCover && m.Target == path })
+		if got != covered {
+			t.Errorf("%s covered: %v, want %v", path, got, covered)
+		}
+	}
+	if !slices.ContainsFunc(plan.Mounts, func(m Mount) bool { return m.Pinned && m.Target == "/home/alice/src/app/run" }) {
+		t.Error("the directory of a covered socket in the workspace is not pinned")
+	}
+}
+
+func TestResolvConfBehindLinks(t *testing.T) {
+	for name, c := range map[string]struct {
+		host func(*memHost)
+		text string
+		note bool
+	}{
+		"link into run": {func(*memHost) {}, "nameserver 127.0.0.53", false},
+		"chain": {func(h *memHost) {
+			h.link("/etc/resolv.conf", "resolv.link").link("/etc/resolv.link", "/run/resolv.real").file("/run/resolv.real", "nameserver 9.9.9.9\n")
+		}, "nameserver 9.9.9.9", false},
+		"dangling": {func(h *memHost) { h.link("/etc/resolv.conf", "/run/none") }, "cannot be read", true},
+	} {
+		for _, read := range []ReadMode{ReadSystem, ReadHost} {
+			t.Run(name+" "+string(read), func(t *testing.T) {
+				p, h := alice(), debian()
+				c.host(h)
+				p.Network, p.Read = NetworkHost, read
+				plan := mustCompile(t, p, h)
+				found := slices.ContainsFunc(plan.Mounts, func(m Mount) bool { return strings.Contains(m.Content, c.text) })
+				if !found || c.note != (len(plan.Notes) > 0) {
+					t.Errorf("content found: %v, notes: %q", found, plan.Notes)
+				}
+			})
+		}
+	}
+}
+
+func TestUserFromADirectoryServiceIsInPasswd(t *testing.T) {
+	p, h := alice(), debian()
+	h.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash")
+	plan := mustCompile(t, p, h)
+	i := slices.IndexFunc(plan.Mounts, func(m Mount) bool { return m.Target == "/etc/passwd" })
+	if i < 0 || !strings.Contains(plan.Mounts[i].Content, "\nalice:x:1000:1000::/home/alice:") {
+		t.Errorf("passwd: %+v", plan.Mounts[i])
+	}
+}
+
+func TestUnavailableNetworkModesAreErrors(t *testing.T) {
+	for _, mode := range []NetworkMode{NetworkAllowlist, NetworkOpen, "", "full"} {
+		p := alice()
+		p.Network = mode
+		if plan, err := Compile(p, debian()); err == nil {
+			t.Errorf("mode %q compiled: %+v", mode, plan.Network)
+		}
+	}
+}
+
+func TestRuntimeInstallationCannotOpenTheHome(t *testing.T) {
+	for _, path := range []string{"/home/alice", "/home", "/", "/home/alice/.ssh", "/home/alice/.agentconnect/agents/a2", "/home/alice/.agentconnect"} {
+		p := alice()
+		p.Expose = []string{path}
+		var refused *RefusedError
+		if _, err := Compile(p, debian()); !errors.As(err, &refused) {
+			t.Errorf("exposing %s: %v", path, err)
+		}
+	}
+}
+
+// model is the simplest reading of the rules: the longest path that holds q decides, and
+// of equal ones the stricter.
+type model map[string]Access
+
+func (m model) add(path string, a Access) {
+	if old, ok := m[path]; !ok || strictness(a) > strictness(old) {
+		m[path] = a
+	}
+}
+
+func (m model) at(q string) Access {
+	for dir := q; ; dir = filepath.Dir(dir) {
+		if a, ok := m[dir]; ok {
+			return a
+		}
+		if dir == "/" {
+			return Hidden
+		}
+	}
+}
+
+// kernel is what a mount namespace does: of the mounts in order, the last one whose
+// target holds the path shows it.
+func kernel(p *Plan, q string) (source string, access Access) {
+	access = Hidden
+	for _, m := range p.Mounts {
+		if m.mounts() && inside(q, m.Target) {
+			access, source = m.Access, ""
+			if m.Op == OpBind {
+				source = filepath.Join(m.Source, strings.TrimPrefix(q, m.Target))
+			}
+		}
+	}
+	return source, access
+}
+
+func TestRandomPoliciesAgreeWithTheModel(t *testing.T) {
+	names := []string{"a", "b", "c", "d e"}
+	rapid.Check(t, func(t *rapid.T) {
+		h := debian()
+		var dirs []string
+		for range rapid.IntRange(1, 12).Draw(t, "dirs") {
+			base := rapid.SampledFrom([]string{"/home/alice/src", "/srv", "/data"}).Draw(t, "base")
+			for range rapid.IntRange(1, 4).Draw(t, "depth") {
+				base += "/" + rapid.SampledFrom(names).Draw(t, "name")
+			}
+			h.dir(base)
+			dirs = append(dirs, base)
+		}
+		p := alice()
+		p.Read = rapid.SampledFrom([]ReadMode{ReadSystem, ReadHost}).Draw(t, "read")
+		m := model{}
+		if p.Read == ReadHost {
+			m.add("/data", ReadOnly)
+			m.add("/srv", ReadOnly)
+		}
+		m.add("/home/alice", ReadWrite)
+		for _, d := range dirs {
+			switch rapid.IntRange(0, 3).Draw(t, "rule") {
+			case 0:
+				p.Grants = append(p.Grants, Grant{d, ReadWrite})
+				m.add(d, ReadWrite)
+			case 1:
+				p.Grants = append(p.Grants, Grant{d, ReadOnly})
+				m.add(d, ReadOnly)
+			case 2:
+				if p.Read == ReadHost && !strings.HasPrefix(d, "/home") {
+					p.OtherHomes = append(p.OtherHomes, d)
+					m.add(d, Hidden)
+				}
+			}
+		}
+		plan, err := Compile(p, h)
+		if err != nil {
+			var refused *RefusedError
+			if errors.As(err, &refused) {
+				t.Skip("a grant above another home is refused")
+			}
+			t.Fatalf("%v", err)
+		}
+		other := p
+		other.Grants = rapid.Permutation(p.Grants).Draw(t, "order")
+		again, err := Compile(other, h)
+		if err != nil {
+			t.Fatalf("in another order: %v", err)
+		}
+		if diff := cmp.Diff(plan.Mounts, again.Mounts, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".Why" }, cmp.Ignore())); diff != "" {
+			t.Fatalf("the order of rules matters:\n%s", diff)
+		}
+		for _, d := range append(dirs, "/home/alice/.ssh", "/home/alice/.agentconnect/agents/a2", "/home/bob", "/srv/zz", "/etc/shadow") {
+			for _, q := range []string{d, d + "/below", filepath.Dir(d)} {
+				if inside(q, "/etc") && p.Read == ReadHost || q == "/" || q == "/home" {
+					continue
+				}
+				want := m.at(q)
+				source, got := kernel(plan, q)
+				if got != want {
+					t.Fatalf("%s is %s in the view, %s in the model\n%+v", q, got, want, p.Grants)
+				}
+				if inside(source, p.Root) && !inside(source, p.HomeDir) && !inside(source, p.TmpDir) && !inside(source, p.MemoryDir) && !inside(source, p.AgentDir+"/workspace") {
+					t.Fatalf("%s shows %s, which is hidden", q, source)
+				}
+				if inside(source, "/home/alice/.ssh") || inside(source, "/home/bob") {
+					t.Fatalf("%s shows %s, which is hidden", q, source)
+				}
+				if e := plan.Explain(q).Access; e != want && !(want == Hidden && e == ReadOnly) {
+					t.Fatalf("explain says %s of %s, the model %s", e, q, want)
+				}
+			}
+		}
+	})
+}
+
+func TestPinsStandBetweenAWritableMountAndWhatLiesBelow(t *testing.T) {
+	p, h := alice(), debian()
+	h.dir("/srv/w/x/y/sealed")
+	p.Grants = []Grant{{"/srv/w", ReadWrite}, {"/srv/w/x/y/sealed", ReadOnly}}
+	plan := mustCompile(t, p, h)
+	for _, dir := range []string{"/srv/w/x", "/srv/w/x/y"} {
+		if !slices.ContainsFunc(plan.Mounts, func(m Mount) bool { return m.Pinned && m.Target == dir && m.Access == ReadWrite }) {
+			t.Errorf("%s is not pinned", dir)
+		}
+	}
+}

@@ -1,0 +1,241 @@
+// What an operator may not open to an agent, whatever they say: each refusal has its
+// reason. The workspace and the agent's own directories are judged by the same rule.
+
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+)
+
+// Host is all that compiling a policy may know of the host.
+type Host interface {
+	// Resolve follows every link in an absolute path and says what is there; an error
+	// for which errors.Is(err, fs.ErrNotExist) holds means nothing is.
+	Resolve(path string) (real string, kind Kind, err error)
+	// Readlink gives the text of the link at path, or an error if it is none.
+	Readlink(path string) (string, error)
+	// ReadDir lists the names in a directory.
+	ReadDir(path string) ([]string, error)
+	// ReadFile reads a small configuration file.
+	ReadFile(path string) (string, error)
+	// Sockets lists the paths that Unix sockets of the host are bound to.
+	Sockets() ([]string, error)
+}
+
+// RefusedError says why a path cannot be opened to an agent.
+type RefusedError struct {
+	Path   string // as given
+	Real   string // after every link
+	Reason string
+}
+
+func (e *RefusedError) Error() string {
+	if e.Real != "" && e.Real != e.Path {
+		return fmt.Sprintf("%s (which is %s) cannot be opened to an agent: %s", e.Path, e.Real, e.Reason)
+	}
+	return fmt.Sprintf("%s cannot be opened to an agent: %s", e.Path, e.Reason)
+}
+
+// noGrantInside are directories of the system: nothing in them, above them or equal to
+// them is granted.
+var noGrantInside = []string{
+	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/boot", "/dev", "/proc", "/sys", "/run", "/snap", "/nix",
+	"/var/run", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/systemd", "/var/spool/cron", "/var/log/journal", "/lost+found",
+}
+
+// noGrantItself are directories of which parts may be granted, but not the whole.
+var noGrantItself = []string{"/var", "/var/lib", "/var/tmp", "/var/cache", "/var/log", "/var/spool", "/tmp", "/home", "/root", "/opt"}
+
+// homeKeys are below the home: equal, above or inside is refused. Each either holds
+// keys of the user or is run by a program of theirs.
+var homeKeys = []struct{ path, reason string }{
+	{".ssh", "it holds the user's ssh keys"},
+	{".gnupg", "it holds the user's gpg keys"},
+	{".config/systemd", "what is written there runs on the host as the user"},
+	{".config/autostart", "what is written there runs at the next login"},
+	{".config/environment.d", "what is written there enters every program of the user"},
+	{".config/agentconnect", "it configures this program"},
+	{".config/git", "git on the host runs what its configuration says"},
+	{".local/share/keyrings", "it holds the user's keyrings"},
+	{".local/share/systemd", "what is written there runs on the host as the user"},
+	{".local/share/applications", "what is written there runs on the user's desktop"},
+	{".password-store", "it holds the user's passwords"},
+	{".aws", "it holds cloud credentials"},
+	{".azure", "it holds cloud credentials"},
+	{".config/gcloud", "it holds cloud credentials"},
+	{".kube", "it holds cluster credentials"},
+	{".docker", "it holds registry credentials and a socket"},
+	{".config/gh", "it holds a GitHub token"},
+	{".netrc", "it holds passwords"},
+	{".git-credentials", "it holds passwords"},
+	{".gitconfig", "git on the host runs what its configuration says"},
+	{".mozilla", "it holds the browser's passwords and cookies"},
+	{".config/google-chrome", "it holds the browser's passwords and cookies"},
+	{".config/chromium", "it holds the browser's passwords and cookies"},
+	{".thunderbird", "it holds mail and its passwords"},
+	{".bashrc", "the user's shell runs it"},
+	{".bash_profile", "the user's shell runs it"},
+	{".bash_login", "the user's shell runs it"},
+	{".bash_logout", "the user's shell runs it"},
+	{".profile", "the user's shell runs it"},
+	{".zshrc", "the user's shell runs it"},
+	{".zshenv", "the user's shell runs it"},
+	{".zprofile", "the user's shell runs it"},
+	{".config/fish", "the user's shell runs it"},
+	{".pam_environment", "it enters every program of the user"},
+	{".xprofile", "the user's desktop runs it"},
+	{".xsession", "the user's desktop runs it"},
+	{".local/bin", "programs there run on the host as the user"},
+	{"bin", "programs there run on the host as the user"},
+}
+
+// CheckGrant says whether path may be opened to the agent of policy p, with every link
+// followed. The path must exist. The error is a *RefusedError, or says what is missing.
+func CheckGrant(p Policy, path string, h Host) error {
+	if !filepath.IsAbs(path) {
+		return &RefusedError{Path: path, Reason: "the path is not absolute; write it from / on"}
+	}
+	if strings.ContainsRune(path, 0) {
+		return &RefusedError{Path: path, Reason: "the path holds a NUL byte"}
+	}
+	clean := filepath.Clean(path)
+	real, kind, err := h.Resolve(clean)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s does not exist: make it first, or leave the grant out: %w", path, fs.ErrNotExist)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w; check the path and its permissions", path, err)
+	}
+	refuse := func(reason string) error { return &RefusedError{Path: path, Real: real, Reason: reason} }
+	if kind != KindDir && kind != KindFile {
+		return refuse("it is neither a directory nor a regular file")
+	}
+	root, home := realOr(h, p.Root), realOr(h, p.Home)
+	for _, at := range dedup(clean, real) {
+		if at == "/" {
+			return refuse("it is the whole file system; grant the folder that the agent needs")
+		}
+		// The home is judged first: it may lie below a system directory (/var/lib/x).
+		switch {
+		case at == p.Home || at == home:
+			return refuse("it is the whole home; grant the folder that the agent needs")
+		case inside(p.Home, at) || inside(home, at):
+			return refuse("it holds the home " + p.Home + "; grant the folder that the agent needs")
+		case inside(at, p.Root) || inside(at, root):
+			return refuse("it lies in " + p.Root + ", where the agents' own directories and settings are")
+		case inside(p.Root, at) || inside(root, at):
+			return refuse("it holds " + p.Root + ", where the agents' own directories and settings are")
+		}
+		for _, k := range homeKeys {
+			for _, hm := range dedup(p.Home, home) {
+				key := filepath.Join(hm, k.path)
+				if inside(at, key) {
+					return refuse(k.reason)
+				}
+				if inside(key, at) {
+					if _, _, err := h.Resolve(key); err == nil {
+						return refuse("it holds " + key + ": " + k.reason)
+					}
+				}
+			}
+		}
+		for _, o := range p.OtherHomes {
+			if inside(o, at) {
+				return refuse("it holds another user's home")
+			}
+		}
+		if inside(at, p.Home) || inside(at, home) {
+			continue
+		}
+		for _, d := range noGrantInside {
+			if inside(at, d) || inside(d, at) {
+				return refuse("it belongs to the system (" + d + ")")
+			}
+		}
+		for _, d := range noGrantItself {
+			if at == d {
+				return refuse("it is shared by the whole system; grant a folder in it")
+			}
+		}
+	}
+	return nil
+}
+
+// CheckWorkspace resolves the workspace of p and judges it: in the agent directory it
+// must be a folder of its own there, elsewhere it counts as a grant.
+func CheckWorkspace(p Policy, h Host) (string, error) {
+	ws := p.Workspace
+	if !filepath.IsAbs(ws) {
+		ws = filepath.Join(p.AgentDir, ws)
+		if !inside(ws, p.AgentDir) {
+			return "", &RefusedError{Path: p.Workspace, Reason: "a relative workspace must stay inside the agent directory; give an absolute path to use a folder elsewhere"}
+		}
+	}
+	real, kind, err := h.Resolve(ws)
+	if err != nil {
+		return "", fmt.Errorf("workspace %s: %w; make the folder, or set another with `agentconnect agent edit %s --workspace DIR`", ws, err, p.Agent)
+	}
+	if kind != KindDir {
+		return "", &RefusedError{Path: ws, Real: real, Reason: "the workspace is not a directory"}
+	}
+	dir := realOr(h, p.AgentDir)
+	if inside(real, dir) {
+		if real == dir {
+			return "", &RefusedError{Path: ws, Real: real, Reason: "it is the agent directory itself, which holds the agent's settings"}
+		}
+		for _, own := range []string{p.HomeDir, p.TmpDir, p.MemoryDir} {
+			if own = realOr(h, own); inside(real, own) || inside(own, real) {
+				return "", &RefusedError{Path: ws, Real: real, Reason: "it overlaps the agent's " + filepath.Base(own) + " directory"}
+			}
+		}
+		return real, nil
+	}
+	if !filepath.IsAbs(p.Workspace) {
+		return "", &RefusedError{Path: p.Workspace, Real: real, Reason: "a relative workspace must stay inside the agent directory after every link; give an absolute path to use a folder elsewhere"}
+	}
+	if err := CheckGrant(p, ws, h); err != nil {
+		return "", fmt.Errorf("workspace: %w", err)
+	}
+	return real, nil
+}
+
+// ownDir judges the agent's home, tmp or memory directory: in the agent directory, or,
+// behind a link that only the operator can have made, a place that could be granted.
+func ownDir(p Policy, path string, h Host) (string, error) {
+	real, kind, err := h.Resolve(path)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w; `agentconnect agent edit %s` makes missing directories", path, err, p.Agent)
+	}
+	if kind != KindDir {
+		return "", &RefusedError{Path: path, Real: real, Reason: "it is not a directory"}
+	}
+	dir := realOr(h, p.AgentDir)
+	if inside(real, dir) && real != dir {
+		return real, nil
+	}
+	if err := CheckGrant(p, path, h); err != nil {
+		return "", err
+	}
+	return real, nil
+}
+
+func realOr(h Host, path string) string {
+	if path == "" {
+		return path
+	}
+	if real, _, err := h.Resolve(path); err == nil {
+		return real
+	}
+	return path
+}
+
+func dedup(a, b string) []string {
+	if a == b {
+		return []string{a}
+	}
+	return []string{a, b}
+}

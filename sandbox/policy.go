@@ -1,0 +1,77 @@
+// Package sandbox turns a policy into a plan: the ordered mounts, namespaces and
+// bubblewrap arguments that confine one agent. It is pure: the same policy and
+// the same host facts give the same plan. It opens no bus, starts nothing and
+// changes nothing; the launcher is the only program that carries a plan out.
+package sandbox
+
+// Access says what the agent may do with a path inside the boundary.
+type Access string
+
+const (
+	ReadOnly  Access = "ro"
+	ReadWrite Access = "rw"
+	// Hidden paths are covered with an empty read-only directory or file.
+	Hidden Access = "hidden"
+)
+
+// ReadMode says how much of the host is readable.
+type ReadMode string
+
+const (
+	// ReadSystem exposes the operating system's programs and a reviewed list of /etc.
+	ReadSystem ReadMode = "system"
+	// ReadHost exposes the whole host read-only, less what must stay hidden.
+	ReadHost ReadMode = "host"
+)
+
+// NetworkMode says what the agent reaches.
+type NetworkMode string
+
+const (
+	NetworkNone      NetworkMode = "none"
+	NetworkAllowlist NetworkMode = "allowlist"
+	NetworkOpen      NetworkMode = "open"
+	NetworkHost      NetworkMode = "host"
+)
+
+// Grant is a path that the operator opened to an agent, mounted at the same path inside.
+type Grant struct {
+	Path   string `json:"path"`
+	Access Access `json:"access"`
+}
+
+// Policy is what one agent may touch. Every path is absolute. It holds no secret.
+type Policy struct {
+	Agent string `json:"agent"`
+	UID   int    `json:"uid"`
+	GID   int    `json:"gid"`
+	User  string `json:"user"`
+	// Home is the daemon user's home; the private home is mounted there.
+	Home string `json:"home"`
+	// OtherHomes are the other users' homes; hidden in read mode host.
+	OtherHomes []string `json:"otherHomes,omitempty"`
+	// Root is AgentConnect's ROOT. Hidden, but for AgentDir's parts named below.
+	Root string `json:"root"`
+	// AgentDir is ROOT/agents/ID and holds home, memory, tmp and mostly workspace.
+	AgentDir  string `json:"agentDir"`
+	HomeDir   string `json:"homeDir"`
+	TmpDir    string `json:"tmpDir"`
+	MemoryDir string `json:"memoryDir"`
+	// Workspace is the agent's project folder, on the host and inside.
+	Workspace string   `json:"workspace"`
+	Read      ReadMode `json:"read"`
+	Grants    []Grant  `json:"grants,omitempty"`
+	// Expose lists the files and directories of the runtime's own installation,
+	// read-only inside at the same path.
+	Expose []string `json:"expose,omitempty"`
+	// Guest is the host path of agentconnect-guest; inside it is GuestPath.
+	Guest   string      `json:"guest"`
+	Network NetworkMode `json:"network"`
+	// Nesting allows user namespaces inside, for runtimes with a sandbox of their own.
+	Nesting bool `json:"nesting"`
+	// DieWithParent ends the boundary with its supervisor (direct supervision).
+	DieWithParent bool `json:"dieWithParent"`
+}
+
+// GuestPath is where agentconnect-guest lies inside the boundary.
+const GuestPath = "/run/agentconnect/guest"
