@@ -1,0 +1,11 @@
+package seccomp
+
+import "golang.org/x/sys/unix"
+
+// onlyHere are the calls that arm64 does not have.
+var onlyHere = map[string]uint32{
+	"ioperm":     unix.SYS_IOPERM,
+	"iopl":       unix.SYS_IOPL,
+	"modify_ldt": unix.SYS_MODIFY_LDT,
+	"uselib":     unix.SYS_USELIB,
+}
