@@ -1,0 +1,199 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/mounttree"
+)
+
+// treeAt is where the view is built: bubblewrap uses the same directory for its own
+// work, so it exists wherever bubblewrap starts. The new mount namespace is ours alone.
+const treeAt = "/tmp"
+
+// Capabilities and prctl are per thread, and exec keeps those of the calling one: all
+// of the work stays on the thread that the kernel started us with.
+func init() { runtime.LockOSThread() }
+
+func launch() *wire.LaunchError {
+	debug.SetGCPercent(-1) // we live for milliseconds
+	spec, err := readLaunch()
+	if err != nil {
+		return &wire.LaunchError{Step: "read the plan", Err: err.Error()}
+	}
+	// Whatever whoever started us left open ends here: the runtime gets 0, 1 and 2.
+	if err := unix.CloseRange(wire.LaunchFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return &wire.LaunchError{Step: "close descriptors", Err: err.Error()}
+	}
+	if spec.PassFD {
+		if _, err := unix.FcntlInt(wire.ExtraFD, unix.F_SETFD, 0); err != nil {
+			return &wire.LaunchError{Step: "pass a descriptor", Err: err.Error()}
+		}
+	}
+	argv, path := spec.Argv, spec.Argv[0]
+	if spec.Plan != nil {
+		path = spec.Bwrap
+		if argv, err = prepare(spec); err != nil {
+			var se *mounttree.StepError
+			if errors.As(err, &se) {
+				return &wire.LaunchError{Step: se.Step, Path: se.Path, Err: se.Err.Error(), Retry: se.Changed}
+			}
+			return &wire.LaunchError{Step: "set up the boundary", Err: err.Error()}
+		}
+	} else if err := os.Chdir(spec.Dir); err != nil {
+		return &wire.LaunchError{Step: "enter the working directory", Path: spec.Dir, Err: err.Error()}
+	}
+	if lerr := passGate(); lerr != nil {
+		return lerr
+	}
+	if spec.Plan != nil {
+		if err := dropPrivileges(); err != nil {
+			return &wire.LaunchError{Step: "drop privileges", Err: err.Error()}
+		}
+	}
+	err = syscall.Exec(path, argv, spec.Env)
+	return &wire.LaunchError{Step: "execute", Path: path, Err: err.Error()}
+}
+
+func readLaunch() (*wire.Launch, error) {
+	b, err := io.ReadAll(os.NewFile(wire.LaunchFD, "launch"))
+	if err != nil {
+		return nil, err
+	}
+	spec, err := wire.DecodeLaunch(b)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(spec.Argv) == 0:
+		return nil, errors.New("no program to start")
+	case spec.Plan != nil && (len(spec.Seccomp) == 0 || spec.Bwrap == ""):
+		return nil, errors.New("a plan without bubblewrap or without a seccomp filter")
+	}
+	return spec, nil
+}
+
+// prepare sets the network and the view up and gives bubblewrap's command line.
+func prepare(spec *wire.Launch) ([]string, error) {
+	if spec.Plan.Network != sandbox.NetworkHost {
+		if err := loopbackUp(); err != nil {
+			return nil, &mounttree.StepError{Step: "bring up", Path: "lo", Err: err}
+		}
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return nil, &mounttree.StepError{Step: "private propagation", Path: "/", Err: err}
+	}
+	if err := mounttree.Build(spec.Plan, treeAt); err != nil {
+		return nil, err
+	}
+	if spec.Plan.Network == sandbox.NetworkHost {
+		if err := scopeAbstractSockets(); err != nil {
+			return nil, &mounttree.StepError{Step: "landlock", Path: "abstract sockets", Err: err}
+		}
+	}
+	// bubblewrap takes these two over: it reads and closes them before it starts anything.
+	filter, err := memfd("seccomp", spec.Seccomp)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := unix.FcntlInt(wire.InfoFD, unix.F_SETFD, 0); err != nil {
+		return nil, err
+	}
+	options := spec.Plan.BwrapArgs(treeAt, spec.Dir, filter, wire.InfoFD)
+	args, err := memfd("args", []byte(strings.Join(options, "\x00")+"\x00"))
+	if err != nil {
+		return nil, err
+	}
+	// Behind "--" nothing is an option, whatever the command is called (CVE-2024-32462).
+	return append([]string{"bwrap", "--args", strconv.Itoa(args), "--"}, spec.Argv...), nil
+}
+
+// passGate says that all is prepared and waits for the word to go on.
+func passGate() *wire.LaunchError {
+	if _, err := unix.Write(wire.GateFD, []byte(wire.GateReady)); err != nil {
+		return &wire.LaunchError{Step: "start gate", Err: err.Error()}
+	}
+	var word [1]byte
+	for {
+		n, err := unix.Read(wire.GateFD, word[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n != 1 || word[0] != wire.GateOpen {
+			return &wire.LaunchError{Step: "start gate", Err: "the supervisor did not open it"}
+		}
+		return nil
+	}
+}
+
+// loopbackUp sets the flags of lo in the new network namespace; 127.0.0.1 and ::1 come
+// with it.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
+}
+
+// scopeAbstractSockets keeps the agent off the host's abstract Unix sockets, which a
+// shared network namespace would open to it, where the kernel can (Landlock ABI 6, Linux
+// 6.12). A ruleset without file rules does not hinder the mounts bubblewrap makes.
+// Where the kernel cannot, the supervisor's status says so.
+func scopeAbstractSockets() error {
+	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	if errno != 0 || abi < 6 {
+		return nil
+	}
+	attr := unix.LandlockRulesetAttr{Scoped: unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL}
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)
+	if errno != 0 {
+		return errno
+	}
+	defer unix.Close(int(fd))
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// dropPrivileges empties the ambient set: an exec then leaves no capability, and
+// bubblewrap refuses to start with any it did not expect.
+func dropPrivileges() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
+	}
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	return unix.Capset(&hdr, &none[0])
+}
+
+// memfd makes a descriptor that stays open over exec and reads data from the start.
+func memfd(name string, data []byte) (int, error) {
+	fd, err := unix.MemfdCreate("agentconnect-"+name, 0)
+	if err != nil {
+		return -1, err
+	}
+	if n, err := unix.Write(fd, data); err != nil || n != len(data) {
+		return -1, errors.Join(errors.New("a memfd was not written whole"), err)
+	}
+	_, err = unix.Seek(fd, 0, io.SeekStart)
+	return fd, err
+}

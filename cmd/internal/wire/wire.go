@@ -1,0 +1,175 @@
+// Package wire holds what the daemon, the supervisor, the launcher and the
+// command line say to each other: the sealed spec of one start, and the words
+// spoken on an agent's socket. It does no I/O beyond encoding.
+package wire
+
+import (
+	"encoding/json"
+	"time"
+
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Version of the protocol between our own programs. Programs of different
+// versions refuse each other and say which side is older.
+const Version = 1
+
+// Spec is everything a supervisor needs for one start. It may hold secrets, so it
+// travels only as a sealed memfd (file descriptor 3 of the supervisor), never as
+// an argument, a file or a unit property.
+type Spec struct {
+	Version int    `json:"version"`
+	Build   string `json:"build"`
+	Agent   string `json:"agent"`
+	// Sandboxed is false only where the operator said --no-sandbox.
+	Sandboxed bool           `json:"sandboxed"`
+	Policy    sandbox.Policy `json:"policy"`
+	// Argv and Env start the runtime; Env is the final list ("K=V"), secrets included.
+	Argv []string `json:"argv"`
+	Env  []string `json:"env"`
+	// Dir is the runtime's working directory, as seen inside.
+	Dir string `json:"dir"`
+	// Socket is the agent socket the supervisor listens on.
+	Socket string `json:"socket"`
+	// ExecOnly: do not start the runtime; serve exec requests, end after the last one.
+	ExecOnly bool `json:"execOnly,omitempty"`
+	// Launcher and Bwrap are absolute paths of our launcher and of bubblewrap.
+	Launcher string `json:"launcher"`
+	Bwrap    string `json:"bwrap"`
+	// ClientFiles allows fs/* requests towards ACP clients ("workspace") or not ("").
+	ClientFiles string `json:"clientFiles,omitempty"`
+	// StopGrace and KillGrace are the waits after end of stdin and after SIGTERM.
+	StopGrace Duration `json:"stopGrace"`
+	KillGrace Duration `json:"killGrace"`
+}
+
+// Duration is a time.Duration that reads and writes as Go's text form ("5s").
+type Duration time.Duration
+
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
+
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	v, err := time.ParseDuration(s)
+	*d = Duration(v)
+	return err
+}
+
+// Request is the first line a client writes on an agent socket, as one JSON object
+// and a newline.
+type Request struct {
+	Version int    `json:"v"`
+	Op      string `json:"op"`
+	// Client names who attaches, for status ("zed", "prompt").
+	Client string `json:"client,omitempty"`
+	// Argv, Env ("K=V", added), Dir and TTY are for OpExec. Without TTY the
+	// request's message carries three pipes as SCM_RIGHTS: stdin, stdout, stderr.
+	Argv []string `json:"argv,omitempty"`
+	Env  []string `json:"env,omitempty"`
+	Dir  string   `json:"dir,omitempty"`
+	TTY  *WinSize `json:"tty,omitempty"`
+}
+
+// WinSize is a terminal's size in character cells.
+type WinSize struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// Operations on an agent socket.
+const (
+	// OpAttach: after the Reply the connection carries ACP frames both ways.
+	OpAttach = "attach"
+	// OpExec: after the Reply (with TTY: carrying the terminal's master as
+	// SCM_RIGHTS) the supervisor sends one more line, an ExecEnd. If the client
+	// goes away first, the command is ended.
+	OpExec = "exec"
+	// OpStatus: the Reply carries Status; the connection then closes.
+	OpStatus = "status"
+)
+
+// Reply answers a Request, one JSON line.
+type Reply struct {
+	Version int     `json:"v"`
+	OK      bool    `json:"ok"`
+	Error   string  `json:"error,omitempty"`
+	Status  *Status `json:"status,omitempty"`
+}
+
+// ExecEnd ends an exec: the command's exit code (128+n after signal n).
+type ExecEnd struct {
+	Code  int    `json:"code"`
+	Error string `json:"error,omitempty"`
+}
+
+// Status is what a running supervisor says of itself.
+type Status struct {
+	Build     string    `json:"build"`
+	Agent     string    `json:"agent"`
+	Sandboxed bool      `json:"sandboxed"`
+	PID       int       `json:"pid"`        // supervisor
+	Runtime   int       `json:"runtimePid"` // bwrap's pid, or the runtime's without sandbox
+	Since     time.Time `json:"since"`
+	Clients   int       `json:"clients"`
+	Sessions  int       `json:"sessions"`
+	Network   string    `json:"network"`
+	GitSeals  string    `json:"gitSeals,omitempty"`
+	// Notes are things the operator should know: what is weaker than asked, and why.
+	Notes []string `json:"notes,omitempty"`
+	Line  string   `json:"line"` // the STATUS= line
+}
+
+// Launch is what the supervisor hands to the launcher: a plan to carry out and the
+// program to start in it. It travels as a sealed memfd on descriptor LaunchFD.
+type Launch struct {
+	Version int
+	// Plan is nil for a program without a boundary (the operator said --no-sandbox).
+	Plan *sandbox.Plan
+	Argv []string
+	Env  []string
+	Dir  string
+	// Bwrap is bubblewrap's path and Seccomp the filter for it.
+	Bwrap   string
+	Seccomp []byte
+	// PassFD keeps descriptor ExtraFD open for the program.
+	PassFD bool
+}
+
+// Descriptors of the launcher, besides 0, 1 and 2 of the runtime.
+const (
+	// LaunchFD holds the Launch.
+	LaunchFD = 3
+	// GateFD is a stream socket: the launcher writes GateReady when the view is built, or
+	// a LaunchError; the supervisor answers GateOpen. End of file after that
+	// means that the program was executed.
+	GateFD = 4
+	// InfoFD is a pipe to which bubblewrap writes the pid of the sandbox's first process.
+	InfoFD = 5
+	// ExtraFD is a socket for the program, with PassFD.
+	ExtraFD = 6
+)
+
+// Words on GateFD.
+const (
+	GateReady = "ready\n"
+	GateOpen  = 'g'
+)
+
+// LaunchError is what the launcher writes to its control socket when it fails.
+type LaunchError struct {
+	Step string
+	Path string
+	Err  string
+	// Retry: the tree changed while it was built; compile the plan anew and try again.
+	Retry bool
+}
+
+func (e *LaunchError) Error() string {
+	if e.Path != "" {
+		return e.Step + ": " + e.Path + ": " + e.Err
+	}
+	return e.Step + ": " + e.Err
+}
