@@ -1,0 +1,79 @@
+// Package launch starts one program behind the boundary, through agentconnect-launch and
+// bubblewrap, and ends it again. It is what the supervisor, the probe and the benchmarks
+// share; it knows no agent and no protocol.
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Start is one program to start.
+type Start struct {
+	// Launcher is the path of agentconnect-launch.
+	Launcher string
+	// Compile makes the plan; it is called again when the host's tree changed while the
+	// view was built. Nil starts the program without a boundary.
+	Compile func() (*sandbox.Plan, error)
+	Bwrap   string
+	Argv    []string
+	Env     []string
+	// Dir is the working directory inside.
+	Dir string
+	// Stdin, Stdout and Stderr go to the program; the caller still owns them.
+	Stdin, Stdout, Stderr *os.File
+	// Pass is one more descriptor for the program, number wire.ExtraFD there; may be nil.
+	Pass *os.File
+	// Place runs between the fork and the opened gate, with the launcher's pid: here the
+	// process is put where its limits are. An error ends the start; nothing has run.
+	// Nil places nothing.
+	Place func(ctx context.Context, pid int) error
+}
+
+// attempts bounds how often a start is tried again because the host's tree changed.
+const attempts = 50
+
+// UnavailableError says that the boundary cannot start on this host as it is now.
+type UnavailableError struct{ Err error }
+
+func (e *UnavailableError) Error() string {
+	return "the boundary cannot start: " + e.Err.Error() + "; run `agentconnect probe` to see why and what to do"
+}
+func (e *UnavailableError) Unwrap() error { return e.Err }
+
+// Run starts the program and returns when it was executed (not when it ended). An error
+// is an *UnavailableError, a *sandbox.RefusedError, a *wire.LaunchError or says which
+// step failed; then nothing of the program has run and nothing is left.
+func (s *Start) Run(ctx context.Context) (*Process, error) {
+	var last error
+	for range attempts {
+		if err := ctx.Err(); err != nil {
+			return nil, errors.Join(err, last)
+		}
+		p, err := s.once(ctx)
+		if err == nil {
+			return p, nil
+		}
+		var le *wire.LaunchError
+		if !errors.As(err, &le) {
+			return nil, err
+		}
+		if !le.Retry {
+			return nil, &UnavailableError{Err: err}
+		}
+		last = err
+	}
+	return nil, fmt.Errorf("the folders that the agent sees kept changing during %d starts: %w; start it again when they are at rest", attempts, last)
+}
+
+// End is how a program ended.
+type End struct {
+	Code   int    // exit code, or 128+n after signal n
+	Signal int    // 0, or the signal that ended it
+	Text   string // "exit status 1", "killed by signal 9 (killed)"
+}

@@ -1,0 +1,453 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/seccomp"
+)
+
+// Process is a started program. PID is the process that we started: bubblewrap, or the
+// program itself without a boundary.
+type Process struct {
+	PID  int
+	Plan *sandbox.Plan // nil without a boundary
+
+	done chan struct{}
+	end  End
+
+	mu     sync.Mutex
+	init   int           // the sandbox's first process, 0 until known
+	initFD int           // its pidfd, -1 until known
+	told   chan struct{} // closed when init is known or never will be
+}
+
+// Done is closed when the program has ended and nothing of its sandbox runs any more.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// End says how the program ended; valid after Done.
+func (p *Process) End() End { return p.end }
+
+// once makes one attempt.
+func (s *Start) once(ctx context.Context) (*Process, error) {
+	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil}
+	if s.Compile != nil {
+		plan, err := s.Compile()
+		if err != nil {
+			return nil, err
+		}
+		filter, err := seccomp.Filter(runtime.GOARCH, seccomp.Options{Nesting: plan.Nesting})
+		if err != nil {
+			return nil, &UnavailableError{Err: err}
+		}
+		spec.Plan, spec.Bwrap, spec.Seccomp = plan, s.Bwrap, filter
+		if err := executable(s.Bwrap); err != nil {
+			return nil, &UnavailableError{Err: err}
+		}
+	}
+	sealed, err := sealBytes("launch", spec.Encode())
+	if err != nil {
+		return nil, err
+	}
+	defer sealed.Close()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "gate")
+	defer theirs.Close()
+	if err := unix.SetNonblock(pair[0], true); err != nil {
+		unix.Close(pair[0])
+		return nil, err
+	}
+	gate := os.NewFile(uintptr(pair[0]), "gate")
+	defer gate.Close()
+	infoR, infoW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer infoW.Close()
+
+	cmd := &exec.Cmd{
+		Path: s.Launcher, Args: []string{"agentconnect-launch"},
+		// The launcher needs no environment; what the program gets is in the spec.
+		Env:        []string{},
+		Dir:        "/",
+		ExtraFiles: []*os.File{sealed, theirs, infoW},
+		SysProcAttr: &syscall.SysProcAttr{
+			Setsid: true, // no controlling terminal of ours inside
+		},
+	}
+	// Not through os/exec's copying: the files themselves, or /dev/null.
+	if s.Stdin != nil {
+		cmd.Stdin = s.Stdin
+	}
+	if s.Stdout != nil {
+		cmd.Stdout = s.Stdout
+	}
+	if s.Stderr != nil {
+		cmd.Stderr = s.Stderr
+	}
+	if s.Pass != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Pass)
+	}
+	if spec.Plan != nil {
+		attr := cmd.SysProcAttr
+		attr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
+		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
+		if spec.Plan.Network != sandbox.NetworkHost {
+			attr.Cloneflags |= syscall.CLONE_NEWNET
+			attr.AmbientCaps = append(attr.AmbientCaps, unix.CAP_NET_ADMIN)
+		}
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
+	}
+	p := &Process{Plan: spec.Plan, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
+	started := make(chan error, 1)
+	go p.own(cmd, started)
+	if err := <-started; err != nil {
+		infoR.Close()
+		if spec.Plan != nil {
+			return nil, &UnavailableError{Err: fmt.Errorf("new namespaces: %w", err)}
+		}
+		return nil, err
+	}
+	theirs.Close()
+	infoW.Close()
+	if err := p.passGate(ctx, gate, s.Place); err != nil {
+		infoR.Close()
+		close(p.told)
+		p.kill()
+		<-p.done
+		return nil, err
+	}
+	if spec.Plan != nil {
+		go p.learnInit(infoR)
+	} else {
+		infoR.Close()
+		close(p.told)
+	}
+	return p, nil
+}
+
+// own starts and reaps the process, all from one thread that lives as long as the
+// process: the kernel sends a parent's death signal when the thread that forked ends.
+func (p *Process) own(cmd *exec.Cmd, started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer close(p.done)
+	err := cmd.Start()
+	if err == nil {
+		p.PID = cmd.Process.Pid
+	}
+	started <- err
+	if err != nil {
+		return
+	}
+	err = cmd.Wait()
+	p.end = endOf(cmd.ProcessState, err)
+	p.endSandbox()
+}
+
+// endSandbox makes sure that the sandbox's first process is gone, and with it, by the
+// kernel, all others: whoever killed bubblewrap's outer process did not end it.
+func (p *Process) endSandbox() {
+	if p.Plan == nil {
+		return
+	}
+	<-p.told
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.initFD < 0 {
+		return
+	}
+	_ = unix.PidfdSendSignal(p.initFD, unix.SIGKILL, nil, 0)
+	poll := []unix.PollFd{{Fd: int32(p.initFD), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(poll, -1); err != unix.EINTR {
+			break
+		}
+	}
+	// Where it came to us as the nearest subreaper it is ours to reap.
+	var ws unix.WaitStatus
+	_, _ = unix.Wait4(p.init, &ws, unix.WNOHANG, nil)
+	unix.Close(p.initFD)
+	p.initFD = -1
+}
+
+func endOf(ps *os.ProcessState, err error) End {
+	if ps == nil {
+		return End{Code: -1, Text: fmt.Sprint(err)}
+	}
+	ws := ps.Sys().(syscall.WaitStatus)
+	switch {
+	case ws.Signaled():
+		return End{Code: 128 + int(ws.Signal()), Signal: int(ws.Signal()), Text: fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())}
+	case ws.ExitStatus() > 128 && ws.ExitStatus() <= 128+64:
+		// bubblewrap passes its child's signal on in the shell's way.
+		sig := syscall.Signal(ws.ExitStatus() - 128)
+		return End{Code: ws.ExitStatus(), Signal: int(sig), Text: fmt.Sprintf("killed by signal %d (%s)", sig, sig)}
+	}
+	return End{Code: ws.ExitStatus(), Text: fmt.Sprintf("exit status %d", ws.ExitStatus())}
+}
+
+// passGate waits until the launcher is ready, places it, opens the gate and waits for
+// the exec.
+func (p *Process) passGate(ctx context.Context, gate *os.File, place func(context.Context, int) error) error {
+	stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	word, err := readWord(gate)
+	if err != nil {
+		return p.gateError(ctx, err)
+	}
+	if !bytes.Equal(word, []byte(wire.GateReady)) {
+		return launchError(word)
+	}
+	if place != nil {
+		if err := place(ctx, p.PID); err != nil {
+			return err
+		}
+	}
+	if _, err := gate.Write([]byte{wire.GateOpen}); err != nil {
+		return p.gateError(ctx, err)
+	}
+	rest, err := io.ReadAll(io.LimitReader(gate, 64<<10))
+	if err != nil {
+		return p.gateError(ctx, err)
+	}
+	if len(rest) > 0 {
+		return launchError(rest)
+	}
+	return nil
+}
+
+func (p *Process) gateError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return &UnavailableError{Err: fmt.Errorf("the launcher ended before it was ready: %w", err)}
+}
+
+func launchError(word []byte) error {
+	le, err := wire.DecodeLaunchError(word)
+	if err != nil {
+		return fmt.Errorf("the launcher said %q", word)
+	}
+	return le
+}
+
+// readWord reads the launcher's first word: it is ready, or an error up to the end.
+func readWord(r io.Reader) ([]byte, error) {
+	var word []byte
+	buf := make([]byte, 4096)
+	for len(word) < 64<<10 {
+		n, err := r.Read(buf)
+		word = append(word, buf[:n]...)
+		if string(word) == wire.GateReady || err == io.EOF && len(word) > 0 {
+			return word, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("a word that does not end")
+}
+
+// learnInit reads the pid of the sandbox's first process, which bubblewrap tells.
+func (p *Process) learnInit(info *os.File) {
+	defer close(p.told)
+	defer info.Close()
+	var v struct {
+		Child int `json:"child-pid"`
+	}
+	if json.NewDecoder(io.LimitReader(info, 64<<10)).Decode(&v) == nil {
+		fd, err := unix.PidfdOpen(v.Child, 0)
+		if err != nil {
+			return // it has ended already
+		}
+		p.mu.Lock()
+		p.init, p.initFD = v.Child, fd
+		p.mu.Unlock()
+	}
+}
+
+// Init gives the host's pid of the sandbox's first process once it is known; 0 if it
+// never started.
+func (p *Process) Init(ctx context.Context) int {
+	select {
+	case <-p.told:
+	case <-p.done:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.init
+}
+
+// Signal sends a signal to every process of the program: all in the sandbox but its
+// first one, or all descendants without a boundary. It needs no bus and no manager.
+func (p *Process) Signal(sig syscall.Signal) {
+	p.mu.Lock()
+	first := p.init
+	p.mu.Unlock()
+	if p.Plan == nil {
+		for _, pid := range append(descendants(p.PID), p.PID) {
+			signalChild(pid, sig)
+		}
+		return
+	}
+	for _, pid := range descendants(first) {
+		signalChild(pid, sig)
+	}
+}
+
+// kill ends the program at once. The kernel ends a pid namespace with its first process.
+func (p *Process) kill() {
+	select {
+	case <-p.done:
+		return
+	default:
+	}
+	if p.Plan == nil {
+		for _, pid := range descendants(p.PID) {
+			signalChild(pid, syscall.SIGKILL)
+		}
+	}
+	p.mu.Lock()
+	if p.initFD >= 0 {
+		_ = unix.PidfdSendSignal(p.initFD, unix.SIGKILL, nil, 0)
+	}
+	p.mu.Unlock()
+	signalChild(p.PID, syscall.SIGKILL)
+}
+
+// Stop ends the program: it waits for grace (the caller has closed its stdin), sends
+// SIGTERM, waits killGrace, sends SIGKILL. It returns when all is over.
+func (p *Process) Stop(ctx context.Context, grace, killGrace time.Duration) {
+	for _, step := range []struct {
+		wait time.Duration
+		then func()
+	}{{grace, func() { p.Signal(syscall.SIGTERM) }}, {killGrace, p.kill}} {
+		timer := time.NewTimer(max(step.wait, 0))
+		select {
+		case <-p.done:
+			timer.Stop()
+			return
+		case <-ctx.Done():
+			timer.Stop()
+		case <-timer.C:
+		}
+		step.then()
+	}
+	p.kill()
+	<-p.done
+}
+
+// Kill ends the program at once and waits for its end.
+func (p *Process) Kill() {
+	p.kill()
+	<-p.done
+}
+
+// signalChild signals a process through a descriptor, so that a number used again by
+// another process in between is not hit.
+func signalChild(pid int, sig syscall.Signal) {
+	if pid <= 1 {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return // it is gone
+	}
+	defer unix.Close(fd)
+	// The descriptor is of the process that has the number now; it was ours when listed.
+	_ = unix.PidfdSendSignal(fd, sig, nil, 0)
+}
+
+// descendants lists the processes below pid, children before grandchildren.
+func descendants(pid int) []int {
+	if pid <= 0 {
+		return nil
+	}
+	out := children(pid)
+	for i := 0; i < len(out); i++ {
+		out = append(out, children(out[i])...)
+	}
+	return out
+}
+
+func children(pid int) []int {
+	var out []int
+	tasks, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	if err != nil {
+		return nil
+	}
+	for _, t := range tasks {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + t.Name() + "/children")
+		if err != nil {
+			continue
+		}
+		for f := range strings.FieldsSeq(string(b)) {
+			if n, err := strconv.Atoi(f); err == nil {
+				out = append(out, n)
+			}
+		}
+	}
+	return out
+}
+
+func executable(path string) error {
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
+		return fmt.Errorf("%s is not a program", path)
+	}
+	return nil
+}
+
+// Sealed writes v as JSON into a memfd that nobody can change any more, open at its start.
+func Sealed(name string, v any) (*os.File, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return sealBytes(name, b)
+}
+
+func sealBytes(name string, b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("agentconnect-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.Write(b)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	return f, nil
+}

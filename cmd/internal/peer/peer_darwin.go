@@ -1,0 +1,27 @@
+package peer
+
+import (
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// UID returns the user id of the process at the other end of a Unix connection.
+func UID(c *net.UnixConn) (int, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var cred *unix.Xucred
+	var sockErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, sockErr = unix.GetsockoptXucred(int(fd), unix.SOL_LOCAL, unix.LOCAL_PEERCRED)
+	}); err != nil {
+		return -1, err
+	}
+	if sockErr != nil {
+		return -1, fmt.Errorf("credentials of the peer: %w", sockErr)
+	}
+	return int(cred.Uid), nil
+}
