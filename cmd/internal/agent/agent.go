@@ -1,0 +1,66 @@
+// Package agent holds the configuration of one agent: the id rule, agent.json read
+// strictly, and the store below ROOT that writes it atomically. It starts nothing,
+// and it does not know what a system policy forbids; package config judges that.
+package agent
+
+import (
+	"encoding/json"
+
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Agent is the content of ROOT/agents/ID/agent.json. Keys that AgentConnect already
+// has keep their names.
+type Agent struct {
+	ID      string `json:"id"`
+	Name    string `json:"name,omitempty"`
+	Runtime string `json:"runtime,omitempty"` // a name of package runtimes, or empty with Command
+	// Command and Args start an ACP program that the registry does not know.
+	Command string   `json:"command,omitempty"`
+	Args    []string `json:"args,omitempty"`
+	// RunInSandbox is written by us always; absent means true.
+	RunInSandbox   *bool  `json:"runInSandbox,omitempty"`
+	PermissionMode string `json:"permissionMode,omitempty"`
+	// Workspace is absolute, or relative to the agent directory ("workspace" by default).
+	Workspace string            `json:"workspace,omitempty"`
+	Memory    string            `json:"memory,omitempty"` // managed, native, none
+	Grants    []sandbox.Grant   `json:"grants,omitempty"`
+	Read      sandbox.ReadMode  `json:"read,omitempty"`
+	Nesting   string            `json:"nesting,omitempty"` // on, off; empty: the runtime's default
+	Network   Network           `json:"network,omitzero"`
+	Limits    Limits            `json:"limits,omitzero"`
+	Env       map[string]string `json:"env,omitempty"`
+	ACP       ACP               `json:"acp,omitzero"`
+	// MCPServers and RuntimeOverrides are AgentConnect's, kept as they were written.
+	MCPServers       json.RawMessage `json:"mcpServers,omitempty"`
+	RuntimeOverrides json.RawMessage `json:"runtimeOverrides,omitempty"`
+	// Kept holds what AgentConnect wrote and nothing here acts on, so that a rewrite
+	// loses none of it: keys of its own (see Unused), and workspace and memory where
+	// they were objects.
+	Kept map[string]json.RawMessage `json:"-"`
+}
+
+// Network says what the agent reaches. An empty Mode means the default of the configuration.
+type Network struct {
+	Mode  sandbox.NetworkMode `json:"mode,omitempty"`
+	Allow []string            `json:"allow,omitempty"` // HOST[:PORT]
+}
+
+// Limits of the agent's scope. Zero values mean the default.
+type Limits struct {
+	Memory string `json:"memory,omitempty"` // bytes with K, M, G, T (1024-based), as systemd's MemoryMax=
+	CPU    string `json:"cpu,omitempty"`    // percent of one CPU, "200%"
+	Tasks  int    `json:"tasks,omitempty"`
+}
+
+// ACP settings of the broker.
+type ACP struct {
+	ClientFiles string `json:"clientFiles,omitempty"` // "workspace" or empty
+}
+
+// DefaultWorkspace is the workspace, relative to the agent directory, of an agent
+// that names none.
+const DefaultWorkspace = "workspace"
+
+// Sandboxed reports whether the agent runs behind the boundary; the default is yes.
+func (a *Agent) Sandboxed() bool { return a.RunInSandbox == nil || *a.RunInSandbox }
