@@ -1,0 +1,105 @@
+// The table of ACP runtimes. It is reviewed as one piece: what stands here decides
+// which program an operator's word starts and whether user namespaces are on inside.
+
+package runtimes
+
+// npm is the hint for a program that an npm package brings.
+func npm(pkg string) string { return "npm install -g " + pkg }
+
+var table = []Runtime{
+	{
+		ID: "claude-acp", Title: "Claude Code",
+		Programs:    []string{"claude-agent-acp", "claude-code-acp"}, // the older package's name second
+		NPM:         "@agentclientprotocol/claude-agent-acp",
+		StateDirs:   []string{".claude"},
+		Credentials: []string{".claude/.credentials.json", ".claude.json"},
+		KeyEnv:      []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"},
+		Nesting:     true,
+		Install:     npm("@agentclientprotocol/claude-agent-acp"),
+	},
+	{
+		ID: "codex-acp", Title: "Codex",
+		Programs:    []string{"codex-acp"},
+		NPM:         "@zed-industries/codex-acp",
+		StateDirs:   []string{".codex"},
+		Credentials: []string{".codex/auth.json"},
+		KeyEnv:      []string{"OPENAI_API_KEY", "CODEX_API_KEY"},
+		Nesting:     true,
+		Install:     npm("@zed-industries/codex-acp"),
+	},
+	{
+		ID: "gemini", Title: "Gemini CLI",
+		Programs:    []string{"gemini"},
+		Args:        []string{"--acp"},
+		NPM:         "@google/gemini-cli",
+		StateDirs:   []string{".gemini"},
+		Credentials: []string{".gemini/oauth_creds.json", ".gemini/google_accounts.json"},
+		KeyEnv:      []string{"GEMINI_API_KEY", "GOOGLE_API_KEY"},
+		Install:     npm("@google/gemini-cli"),
+	},
+	{
+		ID: "opencode", Title: "OpenCode",
+		Programs:    []string{"opencode"},
+		Args:        []string{"acp"},
+		NPM:         "opencode-ai",
+		StateDirs:   []string{".config/opencode", ".local/share/opencode", ".local/state/opencode", ".cache/opencode"},
+		Credentials: []string{".local/share/opencode/auth.json"},
+		KeyEnv:      []string{"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY", "OPENCODE_API_KEY"},
+		Install:     npm("opencode-ai"),
+	},
+	{
+		ID: "qwen", Title: "Qwen Code",
+		Programs:    []string{"qwen"},
+		Args:        []string{"--acp"},
+		NPM:         "@qwen-code/qwen-code",
+		StateDirs:   []string{".qwen"},
+		Credentials: []string{".qwen/oauth_creds.json"},
+		KeyEnv:      []string{"DASHSCOPE_API_KEY", "OPENAI_API_KEY"},
+		Install:     npm("@qwen-code/qwen-code"),
+	},
+	{
+		ID: "copilot", Title: "GitHub Copilot CLI",
+		Programs:    []string{"copilot"},
+		Args:        []string{"--acp"},
+		NPM:         "@github/copilot",
+		StateDirs:   []string{".copilot"},
+		Credentials: []string{".copilot/config.json"},
+		KeyEnv:      []string{"COPILOT_GITHUB_TOKEN", "GH_TOKEN", "GITHUB_TOKEN"},
+		Install:     npm("@github/copilot"),
+	},
+	{
+		ID: "cline", Title: "Cline",
+		Programs:    []string{"cline"},
+		Args:        []string{"--acp"},
+		NPM:         "cline",
+		StateDirs:   []string{".cline"},
+		Credentials: []string{".cline/data/secrets.json"},
+		KeyEnv:      []string{"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENROUTER_API_KEY"},
+		Install:     npm("cline"),
+	},
+	{
+		ID: "auggie", Title: "Auggie",
+		Programs:    []string{"auggie"},
+		Args:        []string{"--acp"},
+		Env:         map[string]string{"AUGMENT_DISABLE_AUTO_UPDATE": "1"}, // its installation is read-only inside
+		NPM:         "@augmentcode/auggie",
+		StateDirs:   []string{".augment"},
+		Credentials: []string{".augment/session.json"},
+		KeyEnv:      []string{"AUGMENT_SESSION_AUTH", "AUGMENT_API_TOKEN"},
+		Install:     npm("@augmentcode/auggie"),
+	},
+	{
+		ID: "goose", Title: "goose",
+		Programs:    []string{"goose"},
+		Args:        []string{"acp"},
+		StateDirs:   []string{".config/goose", ".local/share/goose", ".local/state/goose"},
+		Credentials: []string{".config/goose/secrets.yaml"},
+		KeyEnv:      []string{"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY", "OPENROUTER_API_KEY"},
+		Install:     "download it from https://github.com/block/goose/releases into ~/.local/bin",
+	},
+	{
+		ID: "selftest", Title: "Self test of the boundary",
+		Args:     []string{"selftest"},
+		Internal: true,
+	},
+}
