@@ -1,0 +1,156 @@
+package acp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+type turn struct {
+	res PromptResult
+	err error
+}
+
+func startTurn(t *testing.T, ctx context.Context, o PromptOptions) (*end, chan turn) {
+	mine, its := net.Pipe()
+	done := make(chan turn, 1)
+	o.Cwd, o.Text = "/ws", "hi \x00 <there>"
+	go func() {
+		res, err := Prompt(ctx, its, o)
+		done <- turn{res, err}
+	}()
+	return newEnd(t, "agent", mine, mine), done
+}
+
+func openTurn(t *testing.T, a *end) message {
+	m := a.want("initialize")
+	a.result(string(m.ID), `{"protocolVersion":1}`)
+	m = a.want("session/new")
+	if string(m.Params) != `{"cwd":"/ws","mcpServers":[]}` {
+		t.Errorf("session/new: %s", m.Params)
+	}
+	a.result(string(m.ID), `{"sessionId":"s"}`)
+	m = a.want("session/prompt")
+	var p struct {
+		Prompt []struct{ Text string }
+	}
+	if err := json.Unmarshal(m.Params, &p); err != nil || len(p.Prompt) != 1 || p.Prompt[0].Text != "hi \x00 <there>" {
+		t.Errorf("prompt: %s", m.Params)
+	}
+	return m
+}
+
+func agentSays(a *end, update string) {
+	a.call("", "session/update", `{"sessionId":"s","update":`+update+`}`)
+}
+
+func TestPromptStreamsTheAnswer(t *testing.T) {
+	var out, notes strings.Builder
+	var asked []string
+	a, done := startTurn(t, t.Context(), PromptOptions{Out: &out, Notes: &notes, Terminal: true,
+		Permission: func(_ context.Context, title string, o []PermissionOption) string {
+			asked = append(asked, title, o[0].Name, o[1].Name)
+			return o[1].ID
+		}})
+	m := openTurn(t, a)
+	agentSays(a, `{"sessionUpdate":"agent_thought_chunk","content":{"type":"text","text":"hm"}}`)
+	agentSays(a, `{"sessionUpdate":"agent_thought_chunk","content":{"type":"text","text":"m"}}`)
+	agentSays(a, `{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Hel\u001b]52;c;ZXZpbA==\u0007lo\n"}}`)
+	agentSays(a, `{"sessionUpdate":"tool_call","toolCallId":"t","title":"rm\u001b[2J -rf\nx","status":"pending"}`)
+	a.call(`"p"`, "session/request_permission", `{"sessionId":"s","toolCall":{"toolCallId":"t"},"options":[{"optionId":"a","name":"Allow\u001b[0m","kind":"allow_once"},{"optionId":"r\n","name":"Reject","kind":"reject_once"}]}`)
+	a.wantRaw(`{"jsonrpc":"2.0","id":"p","result":{"outcome":{"outcome":"selected","optionId":"r\n"}}}`)
+	agentSays(a, `{"sessionUpdate":"tool_call_update","toolCallId":"t","status":"failed"}`)
+	agentSays(a, `{"sessionUpdate":"agent_message_chunk","content":{"type":"image","data":"AAAA"}}`)
+	agentSays(a, `{"sessionUpdate":"from_the_future","content":7}`)
+	a.call("9", "fs/read_text_file", `{"path":"/etc/passwd"}`)
+	a.wantError("9", CodeMethodNotFound)
+	a.result(string(m.ID), `{"stopReason":"end_turn"}`)
+	got := <-done
+	if got.err != nil || got.res != (PromptResult{"s", "end_turn"}) {
+		t.Errorf("%+v", got)
+	}
+	if d := cmp.Diff("Hel]52;c;ZXZpbA==lo\n[image]", out.String()); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff("thinking: hmm\ntool: rm[2J -rf x (pending)\ntool: rm[2J -rf x (failed)\n", notes.String()); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"rm[2J -rf x", "Allow[0m", "Reject"}, asked); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestPromptGivesRawUpdatesAndCancelsWithoutAnAsker(t *testing.T) {
+	var got []string
+	a, done := startTurn(t, t.Context(), PromptOptions{OnUpdate: func(p json.RawMessage) error { got = append(got, string(p)); return nil }})
+	m := openTurn(t, a)
+	agentSays(a, `{"x":1.0}`)
+	a.call("1", "session/request_permission", `{"options":[]}`)
+	a.wantRaw(`{"jsonrpc":"2.0","id":1,"result":{"outcome":{"outcome":"cancelled"}}}`)
+	a.result(string(m.ID), `{"stopReason":"refusal"}`)
+	if r := <-done; r.err != nil || r.res.StopReason != "refusal" {
+		t.Errorf("%+v", r)
+	}
+	if d := cmp.Diff([]string{`{"sessionId":"s","update":{"x":1.0}}`}, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestPromptIsCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	asking := make(chan struct{})
+	a, done := startTurn(t, ctx, PromptOptions{Permission: func(ctx context.Context, _ string, _ []PermissionOption) string {
+		close(asking)
+		<-ctx.Done()
+		return "a"
+	}})
+	m := openTurn(t, a)
+	a.call("1", "session/request_permission", `{"options":[{"optionId":"a","name":"Allow"}]}`)
+	<-asking
+	cancel()
+	seen := map[string]bool{}
+	for range 2 {
+		seen[a.recv().raw] = true
+	}
+	if !seen[`{"jsonrpc":"2.0","method":"session/cancel","params":{"sessionId":"s"}}`] || !seen[`{"jsonrpc":"2.0","id":1,"result":{"outcome":{"outcome":"cancelled"}}}`] {
+		t.Errorf("agent got %v", seen)
+	}
+	a.result(string(m.ID), `{"stopReason":"cancelled"}`)
+	if r := <-done; r.err != nil || r.res.StopReason != "cancelled" {
+		t.Errorf("%+v", r)
+	}
+
+	ctx, cancel = context.WithCancel(t.Context())
+	a, done = startTurn(t, ctx, PromptOptions{CancelWait: 1})
+	openTurn(t, a)
+	cancel()
+	a.want("session/cancel")
+	if r := <-done; !errors.Is(r.err, context.Canceled) || !strings.Contains(r.err.Error(), "did not end") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestPromptErrors(t *testing.T) {
+	a, done := startTurn(t, t.Context(), PromptOptions{})
+	m := a.want("initialize")
+	a.result(string(m.ID), `{}`)
+	m = a.want("session/new")
+	a.send(`{"jsonrpc":"2.0","id":` + string(m.ID) + `,"error":{"code":-32000,"message":"Authentication\u001b[2J required","data":{"x":1}}}`)
+	r := <-done
+	var rpc *RPCError
+	if !errors.As(r.err, &rpc) || rpc.Code != CodeAuthRequired || strings.Contains(r.err.Error(), "\x1b") {
+		t.Errorf("%v", r.err)
+	}
+
+	a, done = startTurn(t, t.Context(), PromptOptions{})
+	openTurn(t, a)
+	a.conn.Close()
+	if r := <-done; r.err == nil || !strings.Contains(r.err.Error(), "closed the connection") {
+		t.Errorf("%v", r.err)
+	}
+}

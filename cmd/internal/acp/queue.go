@@ -1,0 +1,181 @@
+// The byte-bounded queue between whoever has a frame to send and the one goroutine
+// that writes to a stream.
+
+package acp
+
+import (
+	"io"
+	"sync"
+	"time"
+)
+
+const (
+	chunkSize = 32 << 10
+	writeSize = 1 << 20 // the most one Write carries, so that progress can be seen
+
+	// A reader that drains at least drainRate bytes per second is waited for; one that
+	// does not uses up patience, once, and is then left to fill its queue.
+	drainRate = 4 << 20
+	patience  = 250 * time.Millisecond
+)
+
+// queue holds whole frames. Small ones share a chunk, so that a backlog goes out in
+// few writes; a frame is never split over chunks.
+type queue struct {
+	mu       sync.Mutex
+	filled   sync.Cond
+	drained  sync.Cond
+	chunks   [][]byte
+	spare    []byte
+	bytes    int // queued or being written
+	draining bool
+	closed   bool
+	credit   time.Duration // patience left
+}
+
+func newQueue() *queue {
+	q := &queue{credit: patience}
+	q.filled.L = &q.mu
+	q.drained.L = &q.mu
+	return q
+}
+
+// push adds one frame, given in parts. limit 0 means no limit; over a limit nothing is
+// added and push returns false. A single frame always fits an empty queue.
+func (q *queue) push(limit int, parts ...[]byte) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.add(limit, parts)
+}
+
+// pushWait is push that first waits until at most mark bytes are queued.
+func (q *queue) pushWait(mark int, parts ...[]byte) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.bytes > mark && !q.closed && !q.draining {
+		q.drained.Wait()
+	}
+	return q.add(0, parts)
+}
+
+// settle waits while more than mark bytes are queued, as long as the reader on the
+// other side is worth waiting for.
+func (q *queue) settle(mark int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.bytes <= mark/2 {
+		q.credit = patience
+	}
+	for q.bytes > mark && q.credit > 0 && !q.closed && !q.draining {
+		wake := time.AfterFunc(q.credit, func() {
+			q.mu.Lock() // not before Wait below listens
+			defer q.mu.Unlock()
+			q.drained.Broadcast()
+		})
+		began, had := time.Now(), q.bytes
+		q.drained.Wait()
+		wake.Stop()
+		q.credit -= time.Since(began)
+		if got := had - q.bytes; got > 0 {
+			q.credit += time.Duration(got) * time.Second / drainRate
+		}
+		q.credit = min(q.credit, patience)
+	}
+}
+
+func (q *queue) add(limit int, parts [][]byte) bool {
+	if q.closed || q.draining {
+		return false
+	}
+	n := 0
+	for _, p := range parts {
+		n += len(p)
+	}
+	if limit > 0 && q.bytes > 0 && q.bytes+n > limit {
+		return false
+	}
+	last := len(q.chunks) - 1
+	if last < 0 || cap(q.chunks[last])-len(q.chunks[last]) < n {
+		c := q.spare
+		q.spare = nil
+		if cap(c) < n {
+			c = make([]byte, 0, max(n, chunkSize))
+		}
+		q.chunks = append(q.chunks, c)
+		last++
+	}
+	c := q.chunks[last]
+	for _, p := range parts {
+		c = append(c, p...)
+	}
+	q.chunks[last] = c
+	q.bytes += n
+	if len(q.chunks) == 1 {
+		q.filled.Signal()
+	}
+	return true
+}
+
+// run writes until the queue is closed (nil) or a write fails.
+func (q *queue) run(w io.Writer) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		for len(q.chunks) == 0 && !q.closed && !q.draining {
+			q.filled.Wait()
+		}
+		if q.closed || len(q.chunks) == 0 {
+			q.closed = true
+			q.drained.Broadcast()
+			return nil
+		}
+		c := q.chunks[0]
+		q.chunks[0] = nil
+		q.chunks = q.chunks[1:]
+		for rest := c; len(rest) > 0; {
+			part := rest[:min(len(rest), writeSize)]
+			rest = rest[len(part):]
+			q.mu.Unlock()
+			n, err := w.Write(part)
+			if err == nil && n < len(part) {
+				err = io.ErrShortWrite
+			}
+			q.mu.Lock()
+			if err != nil {
+				q.shut()
+				return err
+			}
+			q.bytes -= len(part)
+			q.drained.Broadcast()
+			if q.closed {
+				return nil
+			}
+		}
+		if cap(c) == chunkSize {
+			q.spare = c[:0]
+		}
+	}
+}
+
+func (q *queue) shut() {
+	q.closed = true
+	q.chunks, q.spare, q.bytes = nil, nil, 0
+	q.filled.Broadcast()
+	q.drained.Broadcast()
+}
+
+// close drops what is queued; a Write in progress is ended by closing its stream.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.shut()
+}
+
+// finish lets run write what is queued and then return. Nothing more is taken.
+func (q *queue) finish() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.draining = true
+	q.filled.Broadcast()
+	q.drained.Broadcast()
+}
