@@ -1,0 +1,12 @@
+//go:build !linux
+
+package main
+
+import (
+	"errors"
+	"io"
+)
+
+func pty([]string, io.Writer) error {
+	return errors.New("pty: not on this system: the sandbox needs Linux; agents run without it and take their own terminal")
+}
