@@ -1,0 +1,450 @@
+// Package supervisor is the process outside the boundary that holds one running agent:
+// it starts the runtime behind the gate, is its only ACP client, serves the agent
+// socket, ends it gracefully and says why it ended. It reads no configuration and talks
+// to no bus: the sealed spec says all, and where the process is placed (a scope, later)
+// is the caller's function.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/acp"
+	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
+)
+
+// execOnlyIdle is how long a supervisor that only serves commands waits for the first.
+const execOnlyIdle = 30 * time.Second
+
+// lastFrames is how long the runtime's last output may take to be read after its end.
+const lastFrames = 2 * time.Second
+
+// Options are what a supervisor needs besides its spec.
+type Options struct {
+	Log *slog.Logger
+	// Notify tells the service manager ("READY=1", "STATUS=…"); may be nil.
+	Notify func(state string)
+	// Place puts a started process where its limits are, before the gate opens; may be nil.
+	Place func(ctx context.Context, pid int) error
+	// Build is this program's version.
+	Build string
+}
+
+// Supervisor is one running agent.
+type Supervisor struct {
+	spec wire.Spec
+	opts Options
+	// since is when the runtime started.
+	since time.Time
+
+	mu       sync.Mutex
+	process  *launch.Process
+	broker   *acp.Broker
+	plan     *sandbox.Plan
+	clients  int
+	sessions int
+	execs    int
+	served   bool // a command was served
+	notes    []string
+
+	execDone chan struct{} // one token after each command
+	wg       sync.WaitGroup
+}
+
+// New makes a supervisor for a checked spec.
+func New(spec wire.Spec, opts Options) (*Supervisor, error) {
+	if spec.Version != wire.Version {
+		return nil, fmt.Errorf("the daemon speaks version %d, this supervisor %d: restart the daemon with `agentconnect restart`", spec.Version, wire.Version)
+	}
+	switch {
+	case spec.Agent == "" || spec.Socket == "" || spec.Launcher == "":
+		return nil, errors.New("spec: agent, socket and launcher must be set")
+	case !spec.ExecOnly && len(spec.Argv) == 0:
+		return nil, errors.New("spec: no runtime to start")
+	case spec.Sandboxed && spec.Bwrap == "":
+		return nil, errors.New("spec: a boundary without bubblewrap")
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Notify == nil {
+		opts.Notify = func(string) {}
+	}
+	return &Supervisor{spec: spec, opts: opts, execDone: make(chan struct{}, 1)}, nil
+}
+
+// compile makes the plan anew from the policy and the host as it is now.
+func (s *Supervisor) compile() (*sandbox.Plan, error) {
+	plan, err := sandbox.Compile(s.spec.Policy, hostfacts.Host{})
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.plan = plan
+	s.mu.Unlock()
+	return plan, nil
+}
+
+// start makes the launch of a program in this agent's boundary.
+func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
+	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir, Place: s.opts.Place}
+	if s.spec.Sandboxed {
+		st.Bwrap = s.spec.Bwrap
+		st.Compile = s.compile
+	}
+	return st
+}
+
+// Run starts the agent and serves it until it ends or ctx is cancelled, which stops it
+// gracefully. A nil error means that it ended well or was stopped. Whatever the error,
+// nothing of the agent runs when Run returns.
+func (s *Supervisor) Run(ctx context.Context) error {
+	server, err := s.listen()
+	if err != nil {
+		return err
+	}
+	defer s.endOrphans()
+	defer s.wg.Wait()
+	defer server.Close()
+	if s.spec.ExecOnly {
+		return s.runExecOnly(ctx, server)
+	}
+	err = s.runRuntime(ctx, server)
+	last := "stopped"
+	if err != nil {
+		last = err.Error()
+	}
+	s.opts.Notify("STATUS=" + oneLine(last))
+	return err
+}
+
+func (s *Supervisor) runExecOnly(ctx context.Context, server *server) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.serve(ctx, server)
+	s.opts.Notify("READY=1\nSTATUS=serving commands")
+	idle := time.NewTimer(execOnlyIdle)
+	defer idle.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-idle.C:
+			s.mu.Lock()
+			unused := !s.served
+			s.mu.Unlock()
+			if unused {
+				return nil
+			}
+		case <-s.execDone:
+			s.mu.Lock()
+			over := s.execs == 0
+			s.mu.Unlock()
+			if over {
+				return nil
+			}
+		}
+	}
+}
+
+// runRuntime starts the runtime and stays with it to its end.
+func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
+	in, err := newPipe()
+	if err != nil {
+		return err
+	}
+	defer in.close()
+	out, err := newPipe()
+	if err != nil {
+		return err
+	}
+	defer out.close()
+	stderr, err := newPipe()
+	if err != nil {
+		return err
+	}
+	defer stderr.close()
+	st := s.start(s.spec.Argv, s.spec.Env, s.spec.Dir)
+	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
+	process, err := st.Run(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before the gate opened; nothing has run
+		}
+		return err
+	}
+	in.closeRead()
+	out.closeWrite()
+	stderr.closeWrite()
+
+	paths, err := s.paths()
+	if err != nil {
+		process.Kill()
+		return err
+	}
+	broker := acp.NewBroker(acp.Options{
+		RuntimeIn: in.w, RuntimeOut: out.r, Paths: paths, ClientFiles: s.spec.ClientFiles,
+		Sandboxed: s.spec.Sandboxed, Log: s.opts.Log, OnChange: s.counts,
+	})
+	s.mu.Lock()
+	s.process, s.broker, s.since = process, broker, time.Now()
+	if s.plan != nil {
+		s.notes = append(s.notes, s.plan.Notes...)
+	}
+	s.notes = append(s.notes, weaknesses(s.spec)...)
+	notes := s.notes
+	s.mu.Unlock()
+	for _, n := range notes {
+		s.opts.Log.Warn(n)
+	}
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	s.serve(serving, server)
+	s.wg.Go(func() { s.logStderr(stderr.r) })
+
+	brokerEnd := make(chan error, 1)
+	s.wg.Go(func() { brokerEnd <- broker.Run(serving) })
+	s.opts.Notify("READY=1\nSTATUS=" + s.line())
+	s.opts.Log.Info("started", "pid", process.PID, "sandboxed", s.spec.Sandboxed)
+
+	var reason error // why the runtime's life ends, if not by itself
+	stopped := false
+	select {
+	case <-ctx.Done():
+		stopped = true
+		s.opts.Notify("STOPPING=1")
+		broker.CloseInput()
+		process.Stop(context.WithoutCancel(ctx), time.Duration(s.spec.StopGrace), time.Duration(s.spec.KillGrace))
+	case <-process.Done():
+	case reason = <-brokerEnd:
+		// The runtime closed its stdout or broke the protocol: without it there is no agent.
+		brokerEnd <- reason
+		wait := time.Duration(s.spec.StopGrace)
+		if reason != nil && !errors.Is(reason, io.EOF) {
+			wait = 0
+		}
+		broker.CloseInput()
+		process.Stop(ctx, wait, time.Duration(s.spec.KillGrace))
+	}
+	<-process.Done()
+	end := process.End()
+	text := "the runtime ended: " + end.Text
+	if stopped {
+		text = "stopped"
+	} else if reason != nil && !errors.Is(reason, io.EOF) {
+		text = "the runtime was ended: " + reason.Error()
+	}
+	// Its last frames may still lie in the pipe: the broker passes them on before the
+	// open requests get their answer. Without a boundary something else may hold the pipe.
+	last := time.NewTimer(lastFrames)
+	select {
+	case _ = <-brokerEnd: // why it ended is known
+	case <-last.C:
+	}
+	last.Stop()
+	broker.Fail(text + "; the session can be loaded again")
+	stopServing()
+	s.opts.Log.Info(text)
+	switch {
+	case stopped:
+		return nil
+	case end.Code == 0 && (reason == nil || errors.Is(reason, io.EOF)):
+		return nil
+	}
+	return errors.New(text)
+}
+
+// weaknesses are the things this agent runs without, to be said and not to be found out.
+func weaknesses(spec wire.Spec) []string {
+	var out []string
+	if !spec.Sandboxed {
+		return []string{"no sandbox: this agent can do whatever its user can"}
+	}
+	if spec.Policy.Network == sandbox.NetworkHost {
+		out = append(out, "network mode host: the agent shares the host's network, its loopback included")
+		if !scopesAbstractSockets() {
+			out = append(out, "this kernel cannot keep the agent off abstract Unix sockets in network mode host (Landlock ABI 6, Linux 6.12)")
+		}
+	}
+	if spec.Policy.Nesting {
+		out = append(out, "nesting is on: user namespaces work inside")
+	}
+	return out
+}
+
+// counts is told by the broker when a client or a session came or went.
+func (s *Supervisor) counts(clients, sessions int) {
+	s.mu.Lock()
+	s.clients, s.sessions = clients, sessions
+	s.mu.Unlock()
+	s.opts.Notify("STATUS=" + s.line())
+}
+
+// line is the status line.
+func (s *Supervisor) line() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	parts := []string{"not sandboxed"}
+	if s.spec.Sandboxed {
+		parts[0] = "sandboxed"
+	}
+	clients := fmt.Sprintf("%d clients", s.clients)
+	if s.clients == 1 {
+		clients = "1 client"
+	}
+	return strings.Join(append(parts, clients, "network "+string(s.network())), " · ")
+}
+
+func (s *Supervisor) network() sandbox.NetworkMode {
+	if !s.spec.Sandboxed {
+		return sandbox.NetworkHost
+	}
+	return s.spec.Policy.Network
+}
+
+// status answers OpStatus.
+func (s *Supervisor) status() *wire.Status {
+	line := s.line()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := &wire.Status{
+		Build: s.opts.Build, Agent: s.spec.Agent, Sandboxed: s.spec.Sandboxed, PID: os.Getpid(), Since: s.since,
+		Clients: s.clients, Sessions: s.sessions, Network: string(s.network()), Notes: s.notes, Line: line,
+	}
+	if s.process != nil {
+		st.Runtime = s.process.PID
+	}
+	return st
+}
+
+// paths are the folders that an ACP client may name: the workspace and the grants.
+func (s *Supervisor) paths() (acp.PathChecker, error) {
+	if !s.spec.Sandboxed {
+		return nil, nil
+	}
+	list := []acp.Root{{Path: s.spec.Dir, Writable: true}}
+	for _, m := range s.plan.Mounts {
+		if m.Grant {
+			list = append(list, acp.Root{Path: m.Source, Writable: m.Access == sandbox.ReadWrite})
+		}
+	}
+	roots, err := acp.NewRoots(list)
+	if err != nil {
+		return nil, fmt.Errorf("the folders of the agent: %w", err)
+	}
+	return roots, nil
+}
+
+// logStderr logs the runtime's stderr line by line, cut to a bounded length.
+func (s *Supervisor) logStderr(r io.Reader) {
+	forEachLine(r, func(line string) { s.opts.Log.Info(line, "from", "runtime") })
+}
+
+// oneLine makes text fit for a status line.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// ExitCode maps what Run returned to the supervisor's exit code: 0 ended well or
+// stopped, 69 the boundary is unavailable, 78 the spec asks for what may not be, 1 else.
+func ExitCode(err error) int {
+	var unavailable *launch.UnavailableError
+	var refused *sandbox.RefusedError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &unavailable):
+		return 69
+	case errors.As(err, &refused):
+		return 78
+	}
+	return 1
+}
+
+// pipe is a pipe whose ends are closed once each.
+type pipe struct {
+	r, w         *os.File
+	onceR, onceW sync.Once
+}
+
+func newPipe() (*pipe, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	return &pipe{r: r, w: w}, nil
+}
+
+func (p *pipe) closeRead()  { p.onceR.Do(func() { p.r.Close() }) }
+func (p *pipe) closeWrite() { p.onceW.Do(func() { p.w.Close() }) }
+func (p *pipe) close()      { p.closeRead(); p.closeWrite() }
+
+// forEachLine calls f for each line of r, escape sequences made visible, and passes over
+// what is longer than 4 KiB in one line.
+func forEachLine(r io.Reader, f func(string)) {
+	const most = 4 << 10
+	buf := make([]byte, 0, most)
+	chunk := make([]byte, 16<<10)
+	cut := false
+	flush := func() {
+		if len(buf) == 0 && !cut {
+			return
+		}
+		line := visible(string(buf))
+		if cut {
+			line += " …"
+		}
+		f(line)
+		buf, cut = buf[:0], false
+	}
+	for {
+		n, err := r.Read(chunk)
+		for _, b := range chunk[:n] {
+			switch {
+			case b == '\n':
+				flush()
+			case len(buf) < most:
+				buf = append(buf, b)
+			default:
+				cut = true
+			}
+		}
+		if err != nil {
+			flush()
+			return
+		}
+	}
+}
+
+// visible replaces control characters, so that a runtime cannot write to the terminal of
+// whoever reads the log.
+func visible(line string) string {
+	line = strings.TrimRight(strings.ToValidUTF8(line, "\uFFFD"), "\r")
+	if strings.IndexFunc(line, func(r rune) bool { return (r < ' ' && r != '\t') || r == 0x7f || r >= 0x80 && r < 0xa0 }) < 0 {
+		return line
+	}
+	var b strings.Builder
+	for _, r := range line {
+		if (r < ' ' && r != '\t') || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			fmt.Fprintf(&b, `\x%02x`, r)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
