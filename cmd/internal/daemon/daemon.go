@@ -1,0 +1,844 @@
+// Package daemon runs the agents of one ROOT: it holds the lock, listens on the control
+// socket, judges what may start by configuration and probe, and has supervisors started
+// by a Supervision. It reads no ACP and builds no boundary: supervisors and the launcher
+// do. It decides no exit code either; it returns errors that have one.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Prober runs the live probe of the boundary. It may put sockets into runDir.
+type Prober func(ctx context.Context, runDir string) control.Probe
+
+// Options of Run.
+type Options struct {
+	// Config is what is in force at the start, Reload reads it anew.
+	Config *config.Config
+	Reload func() (*config.Config, error)
+	// Watch names directories whose changes mean that Reload should be called, besides
+	// those below ROOT.
+	Watch    []string
+	Programs programs.Set
+	Probe    Prober
+	Host     sandbox.Host
+	Build    string
+	// Environ is the environment the daemon was started with, UID its user.
+	Environ []string
+	UID     int
+	// SupervisorNote is what status says of the kind of supervision.
+	SupervisorNote string
+	Stderr         io.Writer
+	// Reloads delivers requests to reload that come as signals. May be nil.
+	Reloads <-chan os.Signal
+	// Clock and Pace of direct supervision; zero values for the real ones.
+	Clock Clock
+	Pace  Pace
+}
+
+// Times of the daemon's own waits.
+const (
+	probeTimeout = 2 * time.Minute
+	endMargin    = 10 * time.Second // beyond the agents' graces, when the daemon ends
+	askTimeout   = time.Second      // for a supervisor's own status
+)
+
+// Daemon is one running daemon.
+type Daemon struct {
+	o     Options
+	log   *slog.Logger
+	store *agent.Store
+	sup   Supervision
+	run   *runDir
+	since time.Time
+
+	shutdown context.CancelCauseFunc
+	down     chan struct{} // closed when the agents have ended and the record is written
+
+	probing sync.Mutex // one probe at a time
+	loading sync.Mutex // one reload at a time
+
+	mu        sync.Mutex
+	cfg       *config.Config
+	configErr string
+	warnings  []string
+	probe     *control.Probe
+	wanted    *wanted
+	records   map[string]*record
+	execs     int
+}
+
+// record is what the daemon knows of an agent beyond its supervision.
+type record struct {
+	wish sync.Mutex // orders what is wished of the agent; never taken inside Daemon.mu
+
+	// The rest under Daemon.mu.
+	state, reason string       // not started: StateRefused or StateFailed, and why
+	inForce       *agent.Agent // as of the last start
+	text          string       // of inForce
+}
+
+// RootError: somebody tried to run agents as root.
+type RootError struct{}
+
+func (RootError) Error() string {
+	return "do not run agents as root: the boundary confines an ordinary user, and root's files would be the agents' to reach; start it as the user whose projects they work on (for example `su - USER -c 'agentconnect run'`)"
+}
+
+// Run is `agentconnect run`. It returns when ctx ends or a client asks for it, and all
+// agents have ended: nil then, else why it did not start. A *Refusal (code 69) means that
+// required mode is on and the boundary cannot start; nothing was started.
+func Run(ctx context.Context, o Options) error {
+	if o.UID == 0 {
+		return RootError{}
+	}
+	root := o.Config.Root
+	for _, dir := range []string{root, filepath.Join(root, "state"), filepath.Join(root, "logs"), filepath.Join(root, "logs", "agents"), filepath.Join(root, "agents")} {
+		if err := privateDir(dir); err != nil {
+			return err
+		}
+	}
+	lock, err := takeLock(root)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	file, err := openLog(DaemonLog(root), daemonLogSize)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	log := slog.New(slog.NewTextHandler(tee{o.Stderr, file}, &slog.HandlerOptions{Level: level(o.Config.LogLevel)}))
+	run, err := claimRunDir(getenv(o.Environ, "XDG_RUNTIME_DIR"), root)
+	if err != nil {
+		return err
+	}
+	defer run.Close()
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	d := &Daemon{
+		o: o, log: log, store: agent.NewStore(root), run: run, since: time.Now(),
+		shutdown: cancel, down: make(chan struct{}),
+		cfg: o.Config, records: map[string]*record{},
+	}
+	logs := &agentLogs{dir: filepath.Join(root, "logs", "agents"), files: map[string]*logFile{}}
+	defer logs.Close()
+	d.sup = NewDirect(DirectOptions{
+		Program: o.Programs.Supervisor, Dir: run.Path, Env: SupervisorEnv(o.Environ),
+		Renew: d.renew, Changed: d.changed, Stderr: logs.Writer, Log: log, Clock: o.Clock, Pace: o.Pace,
+	})
+	return d.serve(ctx)
+}
+
+func level(name string) slog.Level {
+	switch name {
+	case "trace", "debug":
+		return slog.LevelDebug
+	case "warn":
+		return slog.LevelWarn
+	case "error":
+		return slog.LevelError
+	}
+	return slog.LevelInfo
+}
+
+func (d *Daemon) serve(ctx context.Context) (err error) {
+	root := d.cfg.Root
+	d.log.Info("starting", "pid", os.Getpid(), "build", d.o.Build, "root", root, "required", d.cfg.RequireSandbox)
+	// Listen before the probe: a client that comes early waits instead of hearing that
+	// nobody runs.
+	path, err := d.run.Socket(controlName)
+	if err != nil {
+		return err
+	}
+	if filepath.Base(path) != controlName {
+		return fmt.Errorf("%s: too long for a socket address (%d bytes at most); set XDG_RUNTIME_DIR or choose a shorter --root", filepath.Join(d.run.Path, controlName), maxSocketPath)
+	}
+	listener, err := listenControl(path, d.o.UID, d.log)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+
+	wanted, werr := readWanted(wantedPath(root))
+	d.wanted = wanted
+	if werr != nil {
+		d.log.Error("wanted agents", "error", werr)
+		d.warnings = append(d.warnings, werr.Error())
+	}
+
+	p := d.runProbe(ctx)
+	if ctx.Err() != nil {
+		return d.ended(ctx)
+	}
+	if d.cfg.RequireSandbox && !p.OK {
+		refusal := &Refusal{Code: exitRefused, Text: "the sandbox is required and cannot start here: " + probeText(p)}
+		d.log.Error("refused to start", "reason", refusal.Text)
+		s := d.status(context.Background(), false)
+		s.State, s.Reason, s.ExitCode, s.PID = control.StateRefused, refusal.Text, refusal.Code, 0
+		if err := writeRecord(root, s); err != nil {
+			return errors.Join(refusal, err)
+		}
+		return refusal
+	}
+	if err := writeRecord(root, d.status(ctx, false)); err != nil {
+		return err
+	}
+
+	watch, err := newWatch(d.watched(), d.log)
+	if err != nil {
+		// Without it a reload still comes by signal and by the command line.
+		d.log.Warn("files are not watched; run `agentconnect agent edit` or send SIGHUP after changes", "error", err)
+		d.mu.Lock()
+		d.warnings = append(d.warnings, fmt.Sprintf("files are not watched (%v): changes made by hand count after SIGHUP", err))
+		d.mu.Unlock()
+	} else {
+		defer watch.Close()
+	}
+
+	server := newServer(d)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	d.log.Info("ready", "socket", path, "probe", p.Code)
+	d.startWanted("start of the daemon")
+
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case err := <-served:
+			d.shutdown(fmt.Errorf("control socket: %w", err))
+			served <- err
+		case <-d.o.Reloads:
+			_ = d.reload("signal") // status shows it
+		case <-watch.Changes():
+			_ = d.reload("a file changed")
+			watch.Set(d.watched())
+		}
+	}
+	err = d.ended(ctx)
+	stop, cancel := context.WithTimeout(context.Background(), endMargin)
+	defer cancel()
+	if serr := server.Shutdown(stop); serr != nil {
+		_ = server.Close()
+	}
+	_ = <-served // that it was closed
+	return err
+}
+
+// ended stops the agents and writes down how the daemon ended.
+func (d *Daemon) ended(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	d.log.Info("stopping", "reason", cause)
+	d.mu.Lock()
+	grace := d.cfg.StopGrace + d.cfg.KillGrace + endMargin
+	d.mu.Unlock()
+	stop, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if err := d.sup.Close(stop); err != nil {
+		d.log.Warn("agents did not stop in time and were killed", "error", err)
+	}
+	s := d.status(context.Background(), false)
+	s.State, s.PID, s.Reason = control.StateStopped, 0, fmt.Sprint(cause)
+	for i := range s.Agents {
+		a := &s.Agents[i]
+		a.PID, a.Socket = 0, ""
+		if a.State != control.StateRefused && a.State != control.StateFailed {
+			a.State, a.Reason = control.StateStopped, "the daemon ended"
+		}
+	}
+	err := writeRecord(d.cfg.Root, s)
+	close(d.down)
+	d.log.Info("stopped")
+	if errors.Is(cause, errAsked) || errors.Is(cause, context.Canceled) || errors.As(cause, new(SignalError)) {
+		return err
+	}
+	return errors.Join(cause, err)
+}
+
+// SignalError is the cause of an end by a signal.
+type SignalError struct{ Signal os.Signal }
+
+func (e SignalError) Error() string { return "stopped by signal " + e.Signal.String() }
+
+var errAsked = errors.New("stopped on request")
+
+// runProbe runs the probe and keeps its result.
+func (d *Daemon) runProbe(ctx context.Context) control.Probe {
+	d.probing.Lock()
+	defer d.probing.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	p := d.o.Probe(ctx, d.run.Path)
+	if p.Checks == nil {
+		p.Checks = []control.Check{}
+	}
+	d.mu.Lock()
+	d.probe = &p
+	d.mu.Unlock()
+	if p.OK {
+		d.log.Info("probe", "code", p.Code)
+	} else {
+		d.log.Warn("probe", "code", p.Code, "text", probeText(p))
+	}
+	return p
+}
+
+// probeText says what failed and what to do.
+func probeText(p control.Probe) string {
+	for _, c := range p.Checks {
+		if c.Code != p.Code || c.Result != "failed" {
+			continue
+		}
+		parts := []string{c.Code}
+		for _, s := range []string{c.Detail, c.Remedy} {
+			if s != "" {
+				parts = append(parts, s)
+			}
+		}
+		return strings.Join(parts, ": ")
+	}
+	return p.Code + ": run `agentconnect probe` for each check"
+}
+
+// gate refuses a start that the boundary does not stand for: each start asks again,
+// since bwrap can be removed after the probe.
+func (d *Daemon) gate(a *agent.Agent) error {
+	if !a.Sandboxed() {
+		return nil
+	}
+	d.mu.Lock()
+	p := d.probe
+	d.mu.Unlock()
+	if p == nil || !p.OK {
+		text := "the probe has not run; run `agentconnect probe`"
+		if p != nil {
+			text = probeText(*p)
+		}
+		return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: the sandbox cannot start here: %s", a.ID, text)}
+	}
+	if err := programs.Executable(d.o.Programs.Bwrap); err != nil {
+		return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: the sandbox cannot start: %v; install bubblewrap (`sudo apt-get install bubblewrap`), then run `agentconnect probe`", a.ID, err)}
+	}
+	return nil
+}
+
+func (d *Daemon) builder() *Builder {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return &Builder{Config: d.cfg, Store: d.store, Programs: d.o.Programs, Host: d.o.Host, Build: d.o.Build,
+		Direct: d.sup.Name() == "direct", Environ: d.o.Environ}
+}
+
+// spec builds the spec of a start now, or refuses it.
+func (d *Daemon) spec(a *agent.Agent, socket string) (*wire.Spec, error) {
+	b := d.builder()
+	if err := b.Judge(a); err != nil {
+		return nil, err
+	}
+	if err := d.gate(a); err != nil {
+		return nil, err
+	}
+	return b.Spec(a, socket)
+}
+
+// load reads an agent's configuration as it is now.
+func (d *Daemon) load(id string) (*agent.Agent, error) {
+	if err := agent.ValidateID(id); err != nil {
+		return nil, &Refusal{Code: 2, Text: err.Error()}
+	}
+	e, err := d.builder().Config.Agent(d.store, id)
+	if err != nil {
+		return nil, err
+	}
+	if e.Err != nil {
+		return nil, e.Err
+	}
+	return e.Agent, nil
+}
+
+func (d *Daemon) record(id string) *record {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.records[id]
+	if r == nil {
+		r = &record{}
+		d.records[id] = r
+	}
+	return r
+}
+
+// renew gives the spec for a start that comes by itself: with the configuration as it
+// is now, or, where that is broken, with the one in force.
+func (d *Daemon) renew(id string) (*wire.Spec, error) {
+	r := d.record(id)
+	a, err := d.load(id)
+	if err != nil {
+		d.mu.Lock()
+		a = r.inForce
+		d.mu.Unlock()
+		if a == nil || errors.Is(err, agent.ErrNotFound) {
+			return nil, err
+		}
+		d.log.Warn("configuration in force is used for the restart", "agent", id, "error", err)
+	}
+	return d.agentSpec(r, a)
+}
+
+// agentSpec builds the spec of the agent's own supervisor and notes what is in force.
+func (d *Daemon) agentSpec(r *record, a *agent.Agent) (*wire.Spec, error) {
+	socket, err := d.run.Socket(a.ID + ".sock")
+	if err != nil {
+		return nil, err
+	}
+	spec, err := d.spec(a, socket)
+	if err != nil {
+		return nil, err
+	}
+	text, err := a.Encode()
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	r.inForce, r.text, r.state, r.reason = a, string(text), "", ""
+	d.mu.Unlock()
+	return spec, nil
+}
+
+// start wishes an agent to run, remembers that, and says how to learn of the outcome.
+func (d *Daemon) start(id string, again bool) (Pending, error) {
+	r := d.record(id)
+	r.wish.Lock()
+	defer r.wish.Unlock()
+	a, err := d.load(id)
+	if err != nil {
+		d.refuse(id, r, err)
+		return nil, err
+	}
+	if err := d.room(id); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	err = d.wanted.set(id, true)
+	d.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	spec, err := d.agentSpec(r, a)
+	if err != nil {
+		d.refuse(id, r, err)
+		return nil, err
+	}
+	if again {
+		return d.sup.Restart(id, spec), nil
+	}
+	return d.sup.Start(id, spec), nil
+}
+
+// refuse notes why an agent did not start; what already runs is not touched by it.
+func (d *Daemon) refuse(id string, r *record, err error) {
+	if errors.Is(err, agent.ErrNotFound) {
+		d.mu.Lock()
+		delete(d.records, id) // ids that people mistype must not pile up
+		d.mu.Unlock()
+		return
+	}
+	d.log.Warn("agent not started", "agent", id, "reason", err)
+	state := control.StateFailed
+	if c := Code(err); c == exitRefused || c == exitBadSpec {
+		state = control.StateRefused
+	}
+	d.mu.Lock()
+	r.state, r.reason = state, err.Error()
+	d.mu.Unlock()
+}
+
+// room refuses one agent more than limits.maxAgents.
+func (d *Daemon) room(id string) error {
+	d.mu.Lock()
+	most, ids := d.cfg.MaxAgents, d.wanted.list()
+	d.mu.Unlock()
+	n := 0
+	for _, other := range ids {
+		switch d.sup.State(other).State {
+		case control.StateStopped, control.StateFailed, control.StateRefused:
+		default:
+			if other != id {
+				n++
+			}
+		}
+	}
+	if most > 0 && n >= most {
+		return &Refusal{Code: 1, Text: fmt.Sprintf("agent %s: %d agents run already, and limits.maxAgents is %d; stop one, or raise it in config.json", id, n, most)}
+	}
+	return nil
+}
+
+// stop wishes an agent stopped and remembers that.
+func (d *Daemon) stop(id string) (Pending, error) {
+	if _, err := d.load(id); errors.Is(err, agent.ErrNotFound) || errors.As(err, new(*Refusal)) {
+		return nil, err
+	}
+	r := d.record(id)
+	r.wish.Lock()
+	defer r.wish.Unlock()
+	d.mu.Lock()
+	err := d.wanted.set(id, false)
+	r.state, r.reason = "", ""
+	d.mu.Unlock()
+	p := d.sup.Stop(id)
+	if err != nil {
+		return nil, fmt.Errorf("agent %s is stopped, but starts again with the daemon: %w", id, err)
+	}
+	return p, nil
+}
+
+// attach gives the socket of a running agent, starting it if needed.
+func (d *Daemon) attach(ctx context.Context, id string) (string, error) {
+	if _, err := d.load(id); errors.Is(err, agent.ErrNotFound) {
+		return "", err
+	}
+	if u := d.sup.State(id); u.State == control.StateRunning {
+		return u.Socket, nil
+	}
+	p, err := d.start(id, false)
+	if err != nil {
+		return "", err
+	}
+	if err := p.Wait(ctx); err != nil {
+		return "", fmt.Errorf("agent %s did not start: %w", id, err)
+	}
+	u := d.sup.State(id)
+	if u.Socket == "" {
+		return "", fmt.Errorf("agent %s started and ended at once: %s; see `agentconnect agent logs %s`", id, u.Reason, id)
+	}
+	return u.Socket, nil
+}
+
+// exec gives a socket that serves exec for the agent: its own supervisor's if it runs,
+// else that of a supervisor made for this one command.
+func (d *Daemon) exec(ctx context.Context, id string) (string, error) {
+	a, err := d.load(id)
+	if err != nil {
+		return "", err
+	}
+	if u := d.sup.State(id); u.State == control.StateRunning {
+		return u.Socket, nil
+	}
+	d.mu.Lock()
+	d.execs++
+	name := fmt.Sprintf("exec-%s-%d.sock", id, d.execs)
+	d.mu.Unlock()
+	socket, err := d.run.Socket(name)
+	if err != nil {
+		return "", err
+	}
+	spec, err := d.spec(a, socket)
+	if err != nil {
+		return "", err
+	}
+	spec.ExecOnly = true
+	if err := d.sup.Exec(ctx, id, spec); err != nil {
+		return "", fmt.Errorf("agent %s: %w", id, err)
+	}
+	return socket, nil
+}
+
+// startWanted starts what is to run and does not, each by itself.
+func (d *Daemon) startWanted(why string) {
+	d.mu.Lock()
+	ids := d.wanted.list()
+	d.mu.Unlock()
+	for _, id := range ids {
+		d.log.Info("starting wanted agent", "agent", id, "why", why)
+		// Whatever stands in the way is noted in the agent's status; the outcome shows there too.
+		if _, err := d.start(id, false); errors.Is(err, agent.ErrNotFound) {
+			d.mu.Lock()
+			err := d.wanted.set(id, false)
+			d.mu.Unlock()
+			d.log.Warn("wanted agent is gone", "agent", id, "error", err)
+		}
+	}
+}
+
+// probeAgain runs the probe and, when it passes, starts what was wanted and refused.
+func (d *Daemon) probeAgain(ctx context.Context) control.Probe {
+	p := d.runProbe(ctx)
+	if p.OK {
+		d.recover("the probe passed")
+	}
+	return p
+}
+
+// recover starts the wanted agents that were refused before.
+func (d *Daemon) recover(why string) {
+	d.mu.Lock()
+	ids := d.wanted.list()
+	d.mu.Unlock()
+	for _, id := range ids {
+		if s := d.agentStatus(id, nil); s.State == control.StateRefused {
+			d.log.Info("starting refused agent", "agent", id, "why", why)
+			_, _ = d.start(id, false) // its outcome shows in the agent's status
+		}
+	}
+}
+
+// reload reads the configuration anew. One with an error in it changes nothing: the
+// old stays in force and status shows the error.
+func (d *Daemon) reload(why string) error {
+	d.loading.Lock()
+	defer d.loading.Unlock()
+	cfg, err := d.o.Reload()
+	if err == nil && cfg.Root != d.o.Config.Root {
+		err = fmt.Errorf("ROOT is now %s; restart the daemon to move there", cfg.Root)
+	}
+	d.mu.Lock()
+	d.configErr = ""
+	if err != nil {
+		d.configErr = err.Error()
+	} else {
+		d.cfg = cfg
+	}
+	d.mu.Unlock()
+	if err != nil {
+		d.log.Error("configuration not reloaded; the old one stays in force", "why", why, "error", err)
+		return err
+	}
+	d.log.Info("configuration reloaded", "why", why)
+	entries, _, err := cfg.Agents(d.store)
+	if err != nil {
+		return err
+	}
+	d.enforce(entries)
+	d.recover("the configuration changed")
+	return nil
+}
+
+// enforce stops what the configuration no longer allows, and forgets agents that are gone.
+func (d *Daemon) enforce(entries []config.AgentEntry) {
+	b := d.builder()
+	there := map[string]bool{}
+	for _, e := range entries {
+		there[e.ID] = true
+		if e.Agent == nil || !active(d.sup.State(e.ID).State) {
+			continue
+		}
+		err := b.Judge(e.Agent)
+		if err == nil {
+			continue
+		}
+		r := d.record(e.ID)
+		r.wish.Lock()
+		d.log.Warn("stopping an agent that is no longer allowed", "agent", e.ID, "reason", err)
+		d.sup.Stop(e.ID)
+		d.refuse(e.ID, r, err)
+		r.wish.Unlock()
+	}
+	d.mu.Lock()
+	var gone []string
+	for id := range d.records {
+		if !there[id] {
+			gone = append(gone, id)
+		}
+	}
+	grace := d.cfg.StopGrace + d.cfg.KillGrace + endMargin
+	d.mu.Unlock()
+	for _, id := range gone {
+		d.forget(id, grace)
+	}
+}
+
+func (d *Daemon) forget(id string, grace time.Duration) {
+	r := d.record(id)
+	r.wish.Lock()
+	defer r.wish.Unlock()
+	// Added again meanwhile: it stays.
+	if _, err := d.load(id); !errors.Is(err, agent.ErrNotFound) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if err := d.sup.Forget(ctx, id); err != nil {
+		d.log.Error("removed agent did not stop", "agent", id, "error", err)
+		return
+	}
+	d.mu.Lock()
+	err := d.wanted.set(id, false)
+	delete(d.records, id)
+	d.mu.Unlock()
+	d.log.Info("agent removed", "agent", id, "error", err)
+}
+
+func active(state string) bool {
+	switch state {
+	case control.StateStarting, control.StateRunning, control.StateStopping, control.StateBackoff:
+		return true
+	}
+	return false
+}
+
+// changed hears of every state of every agent.
+func (d *Daemon) changed(id string, u Unit) {
+	d.log.Debug("agent", "agent", id, "state", u.State, "pid", u.PID, "reason", u.Reason, "line", u.Line)
+}
+
+// agentStatus is what is known of one agent without asking its supervisor. e may be nil.
+func (d *Daemon) agentStatus(id string, e *config.AgentEntry) control.AgentStatus {
+	u := d.sup.State(id)
+	s := control.AgentStatus{ID: id, State: u.State, Reason: u.Reason, Line: u.Line, PID: u.PID, Since: u.Since, Restarts: u.Restarts, Socket: u.Socket}
+	if s.State == "" {
+		s.State = control.StateStopped
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.records[id]
+	if r != nil && r.state != "" && !active(u.State) {
+		s.State, s.Reason = r.state, r.reason
+	}
+	var a *agent.Agent
+	switch {
+	case e != nil && e.Err != nil:
+		s.Notes = append(s.Notes, "its configuration cannot be used: "+e.Err.Error())
+		if !active(s.State) {
+			s.State, s.Reason = control.StateRefused, e.Err.Error()
+		}
+		if r != nil {
+			a = r.inForce
+		}
+	case e != nil:
+		a = e.Agent
+		if r != nil && r.inForce != nil && active(s.State) {
+			if text, err := a.Encode(); err == nil && string(text) != r.text {
+				s.Notes = append(s.Notes, fmt.Sprintf("its configuration changed since it started; run `agentconnect agent restart %s`", id))
+				a = r.inForce // what runs
+			}
+		}
+	}
+	if a != nil {
+		b := &Builder{Config: d.cfg}
+		s.Runtime, s.Sandboxed, s.Network = a.Runtime, a.Sandboxed(), string(b.Network(a))
+		if s.Runtime == "" {
+			s.Runtime = a.Command
+		}
+		s.Workspace = d.store.WorkspacePath(a)
+		if a.Limits != (agent.Limits{}) && d.sup.Name() == "direct" {
+			s.Notes = append(s.Notes, "its limits are not enforced: direct supervision has no control groups")
+		}
+		if !s.Sandboxed {
+			s.Notes = append(s.Notes, "no sandbox: it can do whatever you can")
+		} else if s.Network == string(sandbox.NetworkHost) {
+			s.Notes = append(s.Notes, "network mode host: it reaches everything that this machine reaches, its own services included")
+		}
+	}
+	return s
+}
+
+// status is the whole picture. With ask, running supervisors are asked for theirs.
+func (d *Daemon) status(ctx context.Context, ask bool) *control.Status {
+	d.mu.Lock()
+	cfg, probe := d.cfg, d.probe
+	s := &control.Status{
+		State: control.StateRunning, Version: d.o.Build, PID: os.Getpid(), Since: d.since, Root: cfg.Root,
+		Supervisor: d.sup.Name(), SupervisorNote: d.o.SupervisorNote, RequireSandbox: cfg.RequireSandbox,
+		Probe: probe, ConfigError: d.configErr, Warnings: slices.Concat(cfg.Warnings, d.warnings),
+		Agents: []control.AgentStatus{},
+	}
+	d.mu.Unlock()
+	entries, warnings, err := cfg.Agents(d.store)
+	s.Warnings = append(s.Warnings, warnings...)
+	if err != nil {
+		s.Warnings = append(s.Warnings, err.Error())
+	}
+	for i := range entries {
+		s.Agents = append(s.Agents, d.agentStatus(entries[i].ID, &entries[i]))
+	}
+	if ask {
+		d.ask(ctx, s.Agents)
+	}
+	s.Log, _ = Tail(DaemonLog(cfg.Root), logLines)
+	return s
+}
+
+// ask fills in what only the supervisors know. One that does not answer in time leaves
+// a note, and keeps nobody waiting longer.
+func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range agents {
+		a := &agents[i]
+		if a.Socket == "" {
+			continue
+		}
+		wg.Go(func() {
+			st, err := wireStatus(ctx, a.Socket)
+			if err != nil {
+				a.Notes = append(a.Notes, "its supervisor does not answer: "+err.Error())
+				return
+			}
+			a.Clients = st.Clients
+			a.Notes = append(a.Notes, st.Notes...)
+			if st.Line != "" {
+				a.Line = printable(st.Line)
+			}
+			if st.Build != d.o.Build {
+				a.Build = st.Build
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (d *Daemon) watched() []string {
+	d.mu.Lock()
+	root := d.cfg.Root
+	d.mu.Unlock()
+	dirs := []string{root, filepath.Join(root, "agents")}
+	entries, err := d.store.List()
+	if err == nil {
+		for _, e := range entries {
+			dirs = append(dirs, d.store.Dirs(e.ID).Agent)
+		}
+	}
+	for _, dir := range d.o.Watch {
+		if st, err := os.Stat(dir); err == nil && st.IsDir() {
+			dirs = append(dirs, dir)
+		}
+	}
+	return slices.DeleteFunc(dirs, func(s string) bool { return s == "" })
+}
+
+// listenControl listens on path, 0600, in a directory that is ours alone. The caller
+// holds the lock, so a socket that lies there is left over.
+func listenControl(path string, uid int, log *slog.Logger) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, cannotWrite(path, err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	if err != nil {
+		return nil, cannotWrite(path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, cannotWrite(path, err)
+	}
+	return &peerListener{UnixListener: l, uid: uid, log: log}, nil
+}

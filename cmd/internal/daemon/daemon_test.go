@@ -1,0 +1,662 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
+)
+
+// site is a ROOT with what a daemon on it needs. Its supervisors are fakes.
+type site struct {
+	t       *testing.T
+	root    string
+	options Options
+	store   *agent.Store
+
+	mu    sync.Mutex
+	probe control.Probe
+}
+
+func newSite(t *testing.T, configJSON string) *site {
+	t.Helper()
+	if os.Getuid() == 0 {
+		t.Skip("needs an ordinary user: a daemon refuses to run as root")
+	}
+	base := shortDir(t)
+	s := &site{t: t, root: filepath.Join(base, "root")}
+	home, system := filepath.Join(base, "home"), filepath.Join(base, "etc")
+	for _, dir := range []string{s.root, home, system} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.write(filepath.Join(s.root, "config.json"), configJSON, 0o600)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The daemon gives its supervisors no variable of ours, so a script puts it back.
+	supervisor := filepath.Join(base, "supervisor")
+	s.write(supervisor, "#!/bin/sh\n"+fakeEnv+" exec "+exe+"\n", 0o700)
+	bwrap := filepath.Join(base, "bwrap")
+	s.write(bwrap, "#!/bin/sh\n", 0o700)
+	load := func() (*config.Config, error) {
+		return config.Load(config.Options{Root: s.root, SystemDir: system, Home: home})
+	}
+	cfg, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.store = agent.NewStore(cfg.Root)
+	s.setProbe(true)
+	s.options = Options{
+		Config: cfg, Reload: load, Host: hostfacts.Host{}, Build: "test", UID: os.Getuid(), Stderr: io.Discard,
+		Programs: programs.Set{Supervisor: supervisor, Launcher: "/bin/true", Guest: exe, Bwrap: bwrap},
+		Probe: func(context.Context, string) control.Probe {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.probe
+		},
+		Environ: []string{"PATH=/usr/bin:/bin", "GITHUB_TOKEN=secret", "LC_TIME=C"},
+	}
+	return s
+}
+
+func (s *site) write(path, text string, mode os.FileMode) {
+	s.t.Helper()
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) setProbe(ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.probe = control.Probe{OK: ok, Code: "ok", At: time.Now()}
+	if !ok {
+		s.probe.Code = "userns-disabled"
+		s.probe.Checks = []control.Check{{Code: "userns-disabled", Result: "failed", Detail: "user namespaces are off", Remedy: "run `sudo sysctl kernel.unprivileged_userns_clone=1`"}}
+	}
+}
+
+// agent adds an agent whose supervisor does the words.
+func (s *site) agent(id string, sandboxed bool, words ...string) {
+	s.t.Helper()
+	if err := s.store.Create(&agent.Agent{ID: id, Command: "/usr/bin/env", Args: words, RunInSandbox: &sandboxed}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// runs counts the supervisors that the agent ever had.
+func (s *site) runs(id string) int {
+	raw, _ := os.ReadFile(filepath.Join(s.store.Dirs(id).Workspace, "runs"))
+	return strings.Count(string(raw), "\n")
+}
+
+// start runs a daemon until the returned stop, which returns how it ended.
+func (s *site) start() (*control.Client, func() error) {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, s.options) }()
+	var once sync.Once
+	var err error
+	stop := func() error {
+		once.Do(func() { cancel(); err = <-ended })
+		return err
+	}
+	s.t.Cleanup(func() { stop() })
+	c := control.NewClient(ControlSocket("", s.root))
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+		if _, err := c.Status(s.t.Context()); err == nil {
+			return c, stop
+		}
+		select {
+		case err := <-ended:
+			s.t.Fatalf("the daemon ended: %v", err)
+		default:
+		}
+		if time.Now().After(end) {
+			s.t.Fatal("the daemon never answered")
+		}
+	}
+}
+
+func answered(t *testing.T, err error, code int, words ...string) {
+	t.Helper()
+	if Code(err) != code {
+		t.Fatalf("error %v has code %d, want %d", err, Code(err), code)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q lacks %q", err, w)
+		}
+	}
+}
+
+func (s *site) until(c *control.Client, id, state string) *control.AgentStatus {
+	s.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+		st, err := c.Agent(s.t.Context(), id)
+		if err == nil && st.State == state {
+			return st
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("agent %s: %+v, %v; want %s", id, st, err, state)
+		}
+	}
+}
+
+func TestRootIsRefused(t *testing.T) {
+	err := Run(t.Context(), Options{UID: 0})
+	answered(t, err, 1, "do not run agents as root", "su - USER")
+}
+
+func TestRequiredModeWithAFailingProbeStartsNothing(t *testing.T) {
+	s := newSite(t, `{"security":{"requireSandbox":true}}`)
+	s.agent("a", true, "ready", "wait")
+	if err := os.MkdirAll(filepath.Join(s.root, "state"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.write(wantedPath(s.root), `{"agents":["a"]}`, 0o600)
+	s.setProbe(false)
+	err := Run(t.Context(), s.options)
+	answered(t, err, 69, "userns-disabled", "sysctl")
+	if n := s.runs("a"); n != 0 {
+		t.Errorf("%d supervisors started", n)
+	}
+	rec, err := Record(s.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rec.State != control.StateRefused || rec.ExitCode != 69 || !strings.Contains(rec.Reason, "userns-disabled") || len(rec.Log) == 0 {
+		t.Errorf("record %+v", rec)
+	}
+}
+
+func TestAFailingProbeRefusesSandboxedAgentsOnly(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("boxed", true, "ready", "wait")
+	s.agent("free", false, "ready", "wait")
+	s.setProbe(false)
+	c, _ := s.start()
+	_, err := c.Start(t.Context(), "boxed")
+	answered(t, err, 69, "boxed", "userns-disabled", "sysctl")
+	if st := s.until(c, "boxed", control.StateRefused); !strings.Contains(st.Reason, "userns-disabled") {
+		t.Errorf("reason %q", st.Reason)
+	}
+	if st, err := c.Start(t.Context(), "free"); err != nil || st.State != control.StateRunning || st.Sandboxed {
+		t.Errorf("%+v, %v", st, err)
+	}
+	if n := s.runs("boxed"); n != 0 {
+		t.Errorf("%d starts without the boundary", n)
+	}
+	// Recovery starts what was wanted.
+	s.setProbe(true)
+	if p, err := c.Probe(t.Context()); err != nil || !p.OK {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	s.until(c, "boxed", control.StateRunning)
+}
+
+func TestBwrapRemovedAfterTheProbe(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	c, _ := s.start()
+	if err := os.Remove(s.options.Programs.Bwrap); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Start(t.Context(), "a")
+	answered(t, err, 69, "bwrap", "install bubblewrap")
+	_, err = c.Exec(t.Context(), "a")
+	answered(t, err, 69, "bwrap")
+	if n := s.runs("a"); n != 0 {
+		t.Errorf("%d starts without the boundary", n)
+	}
+}
+
+func TestWantedAgentsComeBack(t *testing.T) {
+	s := newSite(t, `{}`)
+	for _, id := range []string{"kept", "stopped", "never"} {
+		s.agent(id, true, "ready", "wait")
+	}
+	c, stop := s.start()
+	for _, id := range []string{"kept", "stopped"} {
+		if _, err := c.Start(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Stop(t.Context(), "stopped"); err != nil {
+		t.Fatal(err)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := Record(s.root)
+	if err != nil || rec.State != control.StateStopped {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	c, _ = s.start()
+	s.until(c, "kept", control.StateRunning)
+	for _, id := range []string{"stopped", "never"} {
+		if st, err := c.Agent(t.Context(), id); err != nil || st.State != control.StateStopped {
+			t.Errorf("%+v, %v", st, err)
+		}
+	}
+}
+
+func TestABrokenStateFileIsSetAside(t *testing.T) {
+	s := newSite(t, `{}`)
+	if err := os.MkdirAll(filepath.Join(s.root, "state"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.write(wantedPath(s.root), `{"agents":["a"`, 0o600)
+	s.write(recordPath(s.root), `{"state":`, 0o600)
+	if rec, err := Record(s.root); err != nil || rec.State != control.StateStopped || !strings.Contains(rec.Reason, "cannot be read") {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	c, _ := s.start()
+	st, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(st.Warnings, func(w string) bool { return strings.Contains(w, "wanted.json") }) {
+		t.Errorf("warnings %q", st.Warnings)
+	}
+	kept, _ := filepath.Glob(wantedPath(s.root) + ".broken-*")
+	if len(kept) != 1 {
+		t.Errorf("kept %v", kept)
+	}
+}
+
+func TestReloadWithAnErrorKeepsTheOldPolicy(t *testing.T) {
+	s := newSite(t, `{"security":{"requireSandbox":true}}`)
+	s.agent("free", false, "ready", "wait")
+	c, _ := s.start()
+	s.write(filepath.Join(s.root, "config.json"), `{"security":{"requireSandbx":false}}`, 0o600)
+	if err := c.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "requireSandbx") {
+		t.Errorf("reload: %v", err)
+	}
+	st, err := c.Status(t.Context())
+	if err != nil || !st.RequireSandbox || !strings.Contains(st.ConfigError, "requireSandbx") {
+		t.Errorf("%+v, %v", st, err)
+	}
+	_, err = c.Start(t.Context(), "free")
+	answered(t, err, 78, "sandbox is required")
+}
+
+func TestRequiredModeStopsAnUnsandboxedAgent(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("free", false, "ready", "wait")
+	c, _ := s.start()
+	if _, err := c.Start(t.Context(), "free"); err != nil {
+		t.Fatal(err)
+	}
+	// By the file alone: the daemon watches it.
+	s.write(filepath.Join(s.root, "config.json"), `{"security":{"requireSandbox":true}}`, 0o600)
+	s.until(c, "free", control.StateRefused)
+	s.write(filepath.Join(s.root, "config.json"), `{}`, 0o600)
+	s.until(c, "free", control.StateRunning)
+}
+
+func TestARemovedAgentIsStopped(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	c, _ := s.start()
+	st, err := c.Start(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.store.Remove("a", false); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Agent(t.Context(), "a"); Code(err) != 66 {
+		t.Errorf("%v", err)
+	}
+	if alive(st.PID) {
+		t.Errorf("supervisor %d still runs", st.PID)
+	}
+}
+
+func TestABrokenAgentStopsNoOther(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("bad", true, "ready", "wait")
+	s.agent("good", true, "ready", "wait")
+	s.write(s.store.Dirs("bad").File, `{"id":"bad","comand":"x"}`, 0o600)
+	c, _ := s.start()
+	_, err := c.Start(t.Context(), "bad")
+	answered(t, err, 78, "comand")
+	if _, err := c.Start(t.Context(), "good"); err != nil {
+		t.Error(err)
+	}
+	s.until(c, "bad", control.StateRefused)
+}
+
+func TestNetworkModesThatAreNotThereYet(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	c, _ := s.start()
+	for _, mode := range []sandbox.NetworkMode{sandbox.NetworkAllowlist, sandbox.NetworkOpen} {
+		if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network.Mode = mode; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Start(t.Context(), "a")
+		answered(t, err, 78, string(mode), "not yet available", "--network none or host")
+	}
+}
+
+func TestSecondDaemonIsToldThePid(t *testing.T) {
+	s := newSite(t, `{}`)
+	c, _ := s.start()
+	st, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Run(t.Context(), s.options)
+	var locked *LockedError
+	if !errors.As(err, &locked) || locked.PID != st.PID || Code(err) != 1 {
+		t.Errorf("%v", err)
+	}
+	if rec, err := Record(s.root); err != nil || !strings.Contains(rec.Reason, "without a word") {
+		t.Errorf("the second daemon changed the first one's record: %+v, %v", rec, err)
+	}
+	if Holder(s.root) != st.PID {
+		t.Errorf("holder %d", Holder(s.root))
+	}
+}
+
+func TestShutdownReturnsWhenTheAgentsHaveEnded(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	c, stop := s.start()
+	st, err := c.Start(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if alive(st.PID) {
+		t.Error("the agent still runs")
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Status(t.Context()); !errors.Is(err, control.ErrNotRunning) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestStateThatCannotBeWrittenIsAClearError(t *testing.T) {
+	for name, spoil := range map[string]func(s *site) error{
+		"lock":   func(s *site) error { return os.WriteFile(filepath.Join(s.root, "daemon.lock"), nil, 0o400) },
+		"record": func(s *site) error { return os.MkdirAll(filepath.Join(recordPath(s.root), "x"), 0o700) },
+		"log":    func(s *site) error { return os.MkdirAll(DaemonLog(s.root), 0o700) },
+		"run":    func(s *site) error { return os.WriteFile(filepath.Join(s.root, "state"), nil, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, `{}`)
+			if err := spoil(s); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			err := Run(ctx, s.options)
+			if name == "run" {
+				answered(t, err, 1, "not a directory")
+				return
+			}
+			answered(t, err, 73, s.root)
+		})
+	}
+}
+
+// What cannot be remembered is not started, and the list on disk stays as it was.
+func TestAWishThatCannotBeWrittenDown(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	s.agent("b", true, "ready", "wait")
+	c, _ := s.start()
+	if _, err := c.Start(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(s.root, "state")
+	if err := os.Chmod(state, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(state, 0o700)
+	_, err := c.Start(t.Context(), "b")
+	answered(t, err, 73, "wanted.json")
+	if n := s.runs("b"); n != 0 {
+		t.Errorf("%d supervisors", n)
+	}
+	// A stop stops all the same, and says what is wrong.
+	_, err = c.Stop(t.Context(), "a")
+	answered(t, err, 73, "stopped, but")
+	s.until(c, "a", control.StateStopped)
+	if raw, _ := os.ReadFile(wantedPath(s.root)); !strings.Contains(string(raw), `"a"`) {
+		t.Errorf("list %q", raw)
+	}
+	os.Chmod(state, 0o700)
+}
+
+func TestTheRuntimeGetsNothingOfTheDaemons(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true)
+	if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Env = map[string]string{"GIVEN": "yes"}; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	a, err := s.store.Load("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Builder{Config: s.options.Config, Store: s.store, Programs: s.options.Programs, Host: s.options.Host, Environ: s.options.Environ}
+	spec, err := b.Spec(a, "/x/a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, kv := range spec.Env {
+		k, v, _ := strings.Cut(kv, "=")
+		names = append(names, k)
+		if strings.Contains(v, "secret") {
+			t.Errorf("%s leaked", k)
+		}
+	}
+	want := []string{"GIVEN", "HOME", "LANG", "LC_TIME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "XDG_RUNTIME_DIR"}
+	if !slices.Equal(names, want) {
+		t.Errorf("environment %v, want %v", names, want)
+	}
+}
+
+func TestTheBoundaryDecidesHome(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true)
+	a, err := s.store.Load("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Env = map[string]string{"HOME": "/elsewhere"}
+	b := &Builder{Config: s.options.Config, Store: s.store, Programs: s.options.Programs, Host: s.options.Host}
+	_, err = b.Spec(a, "/x/a.sock")
+	answered(t, err, 78, "HOME")
+}
+
+func TestLockOfTheOtherKind(t *testing.T) {
+	root := t.TempDir()
+	path := filepath.Join(root, "daemon.lock")
+	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"}, &os.ProcAttr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { child.Kill(); child.Wait() }()
+	// A live holder that knows no flock.
+	for _, text := range []string{`{"pid":PID,"startedAt":"x"}`, "PID\n"} {
+		text = strings.ReplaceAll(text, "PID", strconv.Itoa(child.Pid))
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := takeLock(root)
+		var locked *LockedError
+		if !errors.As(err, &locked) || locked.PID != child.Pid {
+			t.Errorf("%q: %v", text, err)
+		}
+		if raw, _ := os.ReadFile(path); string(raw) != text {
+			t.Errorf("its lock was changed: %q", raw)
+		}
+	}
+	// The number belongs to a process that began long after the file was written.
+	if err := os.Chtimes(path, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	f, err := takeLock(root)
+	if err != nil {
+		t.Fatalf("a stale lock: %v", err)
+	}
+	if _, err := takeLock(root); err == nil {
+		t.Error("taken twice")
+	}
+	f.Close()
+	// Ours needs no look at the pid: the kernel gave the lock back.
+	if f, err = takeLock(root); err != nil {
+		t.Errorf("our own after its end: %v", err)
+	} else {
+		f.Close()
+	}
+}
+
+func TestWaitingForTheEndOfADaemon(t *testing.T) {
+	root := t.TempDir()
+	if err := WaitEnded(t.Context(), root); err != nil || Holder(root) != 0 {
+		t.Errorf("without a lock: %v, %d", err, Holder(root))
+	}
+	child := exec.Command("/bin/cat")
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Process.Kill()
+	if err := os.WriteFile(filepath.Join(root, "daemon.lock"), fmt.Appendf(nil, `{"pid":%d,"program":%q}`, child.Process.Pid, lockProgram), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := Holder(root); got != child.Process.Pid {
+		t.Errorf("holder %d", got)
+	}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	waited := make(chan error, 1)
+	go func() { waited <- WaitEnded(ctx, root) }()
+	cancel(cause)
+	if err := <-waited; !errors.Is(err, cause) {
+		t.Errorf("cancelled: %v", err)
+	}
+	// Looking and waiting never hold the lock itself.
+	go func() { waited <- WaitEnded(t.Context(), root) }()
+	f, err := os.OpenFile(filepath.Join(root, "daemon.lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flock(f); err != nil {
+		t.Errorf("lock: %v", err)
+	}
+	f.Close()
+	in.Close()
+	child.Wait()
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRunDirOfTwoRoots(t *testing.T) {
+	xdg, a, b := shortDir(t), shortDir(t), shortDir(t)
+	first, err := claimRunDir(xdg, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := claimRunDir(xdg, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Path != filepath.Join(xdg, "agentconnect") || second.Path != filepath.Join(b, "run") {
+		t.Errorf("%s and %s", first.Path, second.Path)
+	}
+	for root, dir := range map[string]*runDir{a: first, b: second} {
+		if got := ControlSocket(xdg, root); got != filepath.Join(dir.Path, controlName) {
+			t.Errorf("%s: client looks at %s", root, got)
+		}
+	}
+	first.Close()
+	// A runtime directory that others may write to is nobody's.
+	if err := os.Chmod(xdg, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	third, err := claimRunDir(xdg, a)
+	if err != nil || third.Path != filepath.Join(a, "run") {
+		t.Errorf("%+v, %v", third, err)
+	}
+	long := &runDir{Path: a}
+	name := strings.Repeat("x", 63) + ".sock"
+	if p, err := (&runDir{Path: a + "/" + strings.Repeat("d", 40)}).Socket(name); err != nil || len(p) > maxSocketPath {
+		t.Errorf("%q, %v", p, err)
+	}
+	if p, err := long.Socket("a.sock"); err != nil || p != filepath.Join(a, "a.sock") {
+		t.Errorf("%q, %v", p, err)
+	}
+}
+
+func TestLogsAreBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.log")
+	l, err := openLog(path, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &lineWriter{to: l, now: func() time.Time { return time.Unix(0, 0) }}
+	io.WriteString(w, "half \x1b[31m")
+	io.WriteString(w, "line\n"+strings.Repeat("y", 3*maxWord)+"\nend")
+	w.Close()
+	l.Close()
+	got, err := Tail(path, 10)
+	if err != nil || len(got) != 1 || got[0] != "1970-01-01T00:00:00.000Z end" {
+		t.Errorf("%q, %v", got, err)
+	}
+	old, err := os.ReadFile(path + ".1")
+	if err != nil || len(old) > maxWord+100 {
+		t.Errorf("%d bytes, %v", len(old), err)
+	}
+	st, err := os.Stat(path)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+	// Lines and their order survive where nothing starts over.
+	l, _ = openLog(filepath.Join(t.TempDir(), "y.log"), 1<<20)
+	w = &lineWriter{to: l, now: func() time.Time { return time.Unix(0, 0) }}
+	io.WriteString(w, "half \x1b[31m")
+	io.WriteString(w, "line\n")
+	l.Close()
+	if got, _ := Tail(l.path, 10); len(got) != 1 || !strings.HasSuffix(got[0], `half \x1b[31mline`) {
+		t.Errorf("%q", got)
+	}
+}

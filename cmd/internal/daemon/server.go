@@ -1,0 +1,238 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/peer"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+)
+
+// Bounds of the control socket.
+const (
+	maxBody       = 4 << 10 // no request says anything in its body
+	headerTimeout = 10 * time.Second
+	// answerTimeout covers the longest answer: a start or a stop with its graces.
+	answerTimeout = 10 * time.Minute
+	maxHeader     = 16 << 10
+)
+
+// peerListener hands on connections of one user only. The modes of the socket and its
+// directory say the same; this holds also where those were changed.
+type peerListener struct {
+	*net.UnixListener
+	uid int
+	log *slog.Logger
+}
+
+// Accept waits for the next connection of the right user.
+func (l *peerListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		uid, err := peer.UID(c)
+		if err == nil && uid == l.uid {
+			return c, nil
+		}
+		l.log.Warn("connection refused on the control socket", "uid", uid, "error", err)
+		c.Close()
+	}
+}
+
+// newServer serves the words of package control.
+func newServer(d *Daemon) *http.Server {
+	return &http.Server{
+		Handler:           handler(d),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       headerTimeout,
+		WriteTimeout:      answerTimeout,
+		IdleTimeout:       headerTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
+	}
+}
+
+// operations is what the control socket serves.
+type operations interface {
+	status(ctx context.Context, ask bool) *control.Status
+	agentNow(ctx context.Context, id string) (*control.AgentStatus, error)
+	probeAgain(ctx context.Context) control.Probe
+	reload(why string) error
+	start(id string, again bool) (Pending, error)
+	stop(id string) (Pending, error)
+	attach(ctx context.Context, id string) (string, error)
+	exec(ctx context.Context, id string) (string, error)
+	end(ctx context.Context) error
+}
+
+func handler(d operations) http.Handler {
+	mux := http.NewServeMux()
+	do := func(pattern string, f func(r *http.Request) (any, error)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			v, err := any(nil), emptyBody(w, r)
+			if err == nil {
+				v, err = f(r)
+			}
+			answer(w, v, err)
+		})
+	}
+	wish := func(p Pending, err error, r *http.Request) (any, error) {
+		if err == nil {
+			err = p.Wait(r.Context())
+		}
+		if err != nil {
+			return nil, err
+		}
+		return d.agentNow(r.Context(), r.PathValue("id"))
+	}
+	do("GET /v1/status", func(r *http.Request) (any, error) { return d.status(r.Context(), true), nil })
+	do("POST /v1/probe", func(r *http.Request) (any, error) { return d.probeAgain(r.Context()), nil })
+	do("POST /v1/reload", func(*http.Request) (any, error) { return struct{}{}, d.reload("request") })
+	do("POST /v1/shutdown", func(r *http.Request) (any, error) { return struct{}{}, d.end(r.Context()) })
+	do("GET /v1/agents/{id}", func(r *http.Request) (any, error) { return d.agentNow(r.Context(), r.PathValue("id")) })
+	do("POST /v1/agents/{id}/start", func(r *http.Request) (any, error) {
+		p, err := d.start(r.PathValue("id"), false)
+		return wish(p, err, r)
+	})
+	do("POST /v1/agents/{id}/restart", func(r *http.Request) (any, error) {
+		p, err := d.start(r.PathValue("id"), true)
+		return wish(p, err, r)
+	})
+	do("POST /v1/agents/{id}/stop", func(r *http.Request) (any, error) {
+		p, err := d.stop(r.PathValue("id"))
+		return wish(p, err, r)
+	})
+	do("POST /v1/agents/{id}/attach", func(r *http.Request) (any, error) {
+		s, err := d.attach(r.Context(), r.PathValue("id"))
+		return control.Attach{Socket: s}, err
+	})
+	do("POST /v1/agents/{id}/exec", func(r *http.Request) (any, error) {
+		s, err := d.exec(r.Context(), r.PathValue("id"))
+		return control.Attach{Socket: s}, err
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := mux.Handler(r); pattern == "" || r.URL.Path != path.Clean(r.URL.Path) {
+			// The mux's own answers (404, 405, a redirect) are not in the protocol's form.
+			write(w, http.StatusNotFound, &control.Error{Message: fmt.Sprintf("%s %s: unknown request; are the daemon and the command line of the same version?", r.Method, r.URL.Path), Code: 1})
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// emptyBody accepts no body, or an empty JSON object.
+func emptyBody(w http.ResponseWriter, r *http.Request) error {
+	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return &badRequest{fmt.Errorf("body: %w", err)}
+	}
+	if raw = bytes.TrimSpace(raw); len(raw) == 0 {
+		return nil
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &members); err != nil || members == nil {
+		return &badRequest{errors.New("body: not a JSON object")}
+	}
+	for k := range members {
+		return &badRequest{fmt.Errorf("body: unknown key %q", k)}
+	}
+	return nil
+}
+
+// badRequest is a request that is not in the protocol.
+type badRequest struct{ err error }
+
+func (e *badRequest) Error() string { return e.err.Error() }
+
+// ExitCode is that of a usage error.
+func (*badRequest) ExitCode() int { return 2 }
+
+func answer(w http.ResponseWriter, v any, err error) {
+	if err == nil {
+		write(w, http.StatusOK, v)
+		return
+	}
+	status := httpStatus(err)
+	var bad *badRequest
+	if errors.As(err, &bad) {
+		status = http.StatusBadRequest
+	}
+	write(w, status, &control.Error{Message: err.Error(), Code: Code(err)})
+}
+
+func write(w http.ResponseWriter, status int, v any) {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		status, raw = http.StatusInternalServerError, []byte(`{"error":"the answer cannot be written as JSON","code":1}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(append(raw, '\n'))
+}
+
+// agentNow is one agent, its supervisor asked.
+func (d *Daemon) agentNow(ctx context.Context, id string) (*control.AgentStatus, error) {
+	if err := agent.ValidateID(id); err != nil {
+		return nil, &Refusal{Code: 2, Text: err.Error()}
+	}
+	e, err := d.builder().Config.Agent(d.store, id)
+	if errors.Is(err, agent.ErrNotFound) {
+		return nil, err
+	}
+	if err != nil && e.Err == nil {
+		e.ID, e.Err = id, err
+	}
+	one := []control.AgentStatus{d.agentStatus(id, &e)}
+	d.ask(ctx, one)
+	return &one[0], nil
+}
+
+// end ends the daemon and returns when its agents have ended.
+func (d *Daemon) end(ctx context.Context) error {
+	d.shutdown(errAsked)
+	select {
+	case <-d.down:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// wireStatus asks a supervisor for its status on its socket.
+func wireStatus(ctx context.Context, socket string) (*wire.Status, error) {
+	c, err := control.DialAgent(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	req, err := json.Marshal(wire.Request{Version: wire.Version, Op: wire.OpStatus})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.Write(append(req, '\n')); err != nil {
+		return nil, err
+	}
+	var r wire.Reply
+	if err := json.NewDecoder(io.LimitReader(c, maxState)).Decode(&r); err != nil {
+		return nil, err
+	}
+	if !r.OK || r.Status == nil {
+		return nil, errors.New(printable(r.Error))
+	}
+	return r.Status, nil
+}

@@ -1,0 +1,415 @@
+package daemon
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/runtimes"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Builder turns configuration into the spec of one start. The same value serves the
+// daemon, `agent add` and `explain`: what is judged and shown is what starts.
+type Builder struct {
+	Config   *config.Config
+	Store    *agent.Store
+	Programs programs.Set
+	Host     sandbox.Host
+	Build    string
+	// Direct: the supervisor is a child, and the boundary must die with it.
+	Direct bool
+	// Environ is the daemon's own environment, of which a runtime gets a named few.
+	Environ []string
+}
+
+// Judge says whether the agent may run here at all, as far as its configuration goes.
+func (b *Builder) Judge(a *agent.Agent) error {
+	if err := config.CheckAgent(b.Config, a); err != nil {
+		return err
+	}
+	mode := b.Config.AgentNetwork(a)
+	if !a.Sandboxed() {
+		if m := a.Network.Mode; m != "" && m != sandbox.NetworkHost {
+			return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network mode %s needs the sandbox, which is off for it; run `agentconnect agent edit %s --network host` or `--sandbox`", a.ID, m, a.ID)}
+		}
+		return nil
+	}
+	switch mode {
+	case sandbox.NetworkNone, sandbox.NetworkHost:
+	default:
+		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network mode %s: not yet available in this version; use --network none or host", a.ID, mode)}
+	}
+	if len(a.Network.Allow) > 0 {
+		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow works in mode allowlist only, which is not yet available in this version; take it out of agent.json", a.ID)}
+	}
+	return nil
+}
+
+// Network is the mode that really holds for the agent.
+func (b *Builder) Network(a *agent.Agent) sandbox.NetworkMode {
+	if !a.Sandboxed() {
+		return sandbox.NetworkHost
+	}
+	return b.Config.AgentNetwork(a)
+}
+
+// start is how an agent's runtime starts.
+type start struct {
+	runtime runtimes.Runtime // zero for a command of the operator's
+	install runtimes.Installation
+	argv    []string
+}
+
+// Policy returns what the agent may touch. Its errors say what to change.
+func (b *Builder) Policy(a *agent.Agent) (sandbox.Policy, error) {
+	s, err := b.find(a)
+	if err != nil {
+		return sandbox.Policy{}, err
+	}
+	return b.policy(a, s)
+}
+
+// PolicyWithoutRuntime is the policy of an agent whose runtime may be missing: enough to
+// judge its workspace and its grants.
+func (b *Builder) PolicyWithoutRuntime(a *agent.Agent) (sandbox.Policy, error) {
+	return b.policy(a, start{})
+}
+
+func (b *Builder) policy(a *agent.Agent, s start) (sandbox.Policy, error) {
+	p, err := b.granted(a, s)
+	if err != nil {
+		return p, err
+	}
+	ws, err := sandbox.CheckWorkspace(p, b.Host)
+	if err != nil {
+		return p, refusedConfig(a, err)
+	}
+	// The real place from here on, so that one name stands for it everywhere.
+	p.Workspace = ws
+	return p, nil
+}
+
+// granted is the policy with its grants judged and its workspace as it was written.
+func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
+	d := b.Store.Dirs(a.ID)
+	p := sandbox.Policy{
+		Agent: a.ID, UID: os.Getuid(), GID: os.Getgid(), User: userName(),
+		Home: b.Config.Home, Root: b.Config.Root,
+		AgentDir: d.Agent, HomeDir: d.Home, TmpDir: d.Tmp, MemoryDir: d.Memory,
+		Workspace:     cmp.Or(a.Workspace, agent.DefaultWorkspace),
+		Read:          cmp.Or(a.Read, sandbox.ReadSystem),
+		Grants:        a.Grants,
+		Expose:        s.install.Expose,
+		Guest:         b.Programs.Guest,
+		Network:       b.Network(a),
+		Nesting:       s.runtime.Nesting,
+		DieWithParent: b.Direct,
+	}
+	if a.Nesting != "" {
+		p.Nesting = a.Nesting == "on"
+	}
+	homes, err := otherHomes(p.Home)
+	if err != nil {
+		return p, err
+	}
+	p.OtherHomes = homes
+	for _, g := range a.Grants {
+		if g.Access == sandbox.Hidden {
+			continue // closes, never opens
+		}
+		if err := sandbox.CheckGrant(p, g.Path, b.Host); err != nil {
+			return p, refusedConfig(a, err)
+		}
+	}
+	return p, nil
+}
+
+func refusedConfig(a *agent.Agent, err error) error {
+	return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: %v", a.ID, err)}
+}
+
+// find looks the runtime up and traces its installation.
+func (b *Builder) find(a *agent.Agent) (start, error) {
+	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH")}
+	if a.Runtime == "" {
+		in, err := runtimes.Find(o, a.Command)
+		if err != nil {
+			return start{}, notFound(a, err)
+		}
+		return start{install: in, argv: in.Argv(a.Args...)}, nil
+	}
+	rt, err := runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime)
+	if err != nil {
+		return start{}, refusedConfig(a, fmt.Errorf("%w; `agentconnect runtimes` lists them", err))
+	}
+	s := start{runtime: rt}
+	if rt.Internal {
+		guest := b.Programs.Guest
+		if a.Sandboxed() {
+			guest = sandbox.GuestPath
+		}
+		s.argv = rt.Argv(guest)
+	} else {
+		if s.install, err = runtimes.FindRuntime(o, rt); err != nil {
+			return start{}, notFound(a, err)
+		}
+		s.argv = s.install.Argv(rt.Args...)
+	}
+	s.argv = append(s.argv, a.Args...)
+	return s, nil
+}
+
+func notFound(a *agent.Agent, err error) error {
+	if errors.Is(err, runtimes.ErrNotInstalled) {
+		return &Refusal{Code: 1, Text: fmt.Sprintf("agent %s: %v", a.ID, err)}
+	}
+	return refusedConfig(a, err)
+}
+
+// Spec builds everything a supervisor needs. The agent's directories are made if they
+// are missing. In a sandboxed agent's case the plan is compiled here once, so that what
+// is wrong with the policy is said before anything starts.
+func (b *Builder) Spec(a *agent.Agent, socket string) (*wire.Spec, error) {
+	if err := b.Judge(a); err != nil {
+		return nil, err
+	}
+	if err := b.Store.Ensure(a.ID); err != nil {
+		return nil, err
+	}
+	s, err := b.find(a)
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.policy(a, s)
+	if err != nil {
+		return nil, err
+	}
+	if a.Sandboxed() {
+		if _, err := sandbox.Compile(p, b.Host); err != nil {
+			return nil, refusedConfig(a, err)
+		}
+	}
+	env, err := b.env(a, s, p)
+	if err != nil {
+		return nil, err
+	}
+	return &wire.Spec{
+		Version:     wire.Version,
+		Build:       b.Build,
+		Agent:       a.ID,
+		Sandboxed:   a.Sandboxed(),
+		Policy:      p,
+		Argv:        s.argv,
+		Env:         env,
+		Dir:         p.Workspace,
+		Socket:      socket,
+		Launcher:    b.Programs.Launcher,
+		Bwrap:       b.Programs.Bwrap,
+		ClientFiles: cmp.Or(a.ACP.ClientFiles, b.Config.ClientFiles),
+		StopGrace:   wire.Duration(b.Config.StopGrace),
+		KillGrace:   wire.Duration(b.Config.KillGrace),
+	}, nil
+}
+
+// systemPath is the PATH inside, after the runtime's own directories.
+var systemPath = []string{"/usr/local/bin", "/usr/bin", "/bin", "/usr/local/games", "/usr/games", "/usr/local/sbin", "/usr/sbin", "/sbin"}
+
+// passedOn are the variables of the daemon's environment that a runtime gets: what
+// says how text and time look, nothing that opens a door. LC_* come too.
+var passedOn = []string{"LANG", "LANGUAGE", "TZ"}
+
+// ours are the variables that the boundary decides; a configuration cannot set them.
+var ours = []string{"HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR"}
+
+// env is the whole environment of a runtime, built from nothing.
+func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) ([]string, error) {
+	env := map[string]string{
+		"HOME": p.Home, "USER": p.User, "LOGNAME": p.User, "SHELL": shell(),
+		"PATH":   strings.Join(slices.Concat(s.install.PathDirs, systemPath), ":"),
+		"TMPDIR": "/tmp",
+		"LANG":   "C.UTF-8",
+	}
+	for _, kv := range b.Environ {
+		k, v, _ := strings.Cut(kv, "=")
+		if slices.Contains(passedOn, k) || strings.HasPrefix(k, "LC_") {
+			env[k] = v
+		}
+	}
+	if p.Workspace != "" {
+		env["PWD"] = p.Workspace
+	}
+	if a.Sandboxed() {
+		env["XDG_RUNTIME_DIR"] = "/run/user/" + strconv.Itoa(p.UID)
+	} else {
+		// Unconfined, the operator's own directories are the true ones.
+		delete(env, "TMPDIR")
+		for _, k := range []string{"TMPDIR", "XDG_RUNTIME_DIR"} {
+			if v := getenv(b.Environ, k); v != "" {
+				env[k] = v
+			}
+		}
+	}
+	fixed := maps.Clone(env)
+	maps.Copy(env, s.runtime.Env)
+	extra, err := a.ExtraEnv()
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(env, extra)
+	for _, k := range ours {
+		if env[k] != fixed[k] {
+			return nil, refusedConfig(a, fmt.Errorf("env %s is set by the boundary itself; take it out of the agent's (or the runtime's) env", k))
+		}
+	}
+	list := make([]string, 0, len(env))
+	for k, v := range env {
+		if !validName(k) || strings.ContainsRune(v, 0) {
+			return nil, refusedConfig(a, fmt.Errorf("env %q: a name is letters, digits and _, not a digit first, and no value has a NUL byte", k))
+		}
+		list = append(list, k+"="+v)
+	}
+	slices.Sort(list)
+	return list, nil
+}
+
+func validName(k string) bool {
+	for i, r := range k {
+		letter := r == '_' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+		if !letter && (i == 0 || r < '0' || r > '9') {
+			return false
+		}
+	}
+	return k != ""
+}
+
+func getenv(environ []string, name string) string {
+	for _, kv := range slices.Backward(environ) {
+		if k, v, ok := strings.Cut(kv, "="); ok && k == name {
+			return v
+		}
+	}
+	return ""
+}
+
+// SupervisorEnv is the environment of the supervisors themselves: how messages look,
+// and where the runtime directory is. Never the daemon's own.
+func SupervisorEnv(environ []string) []string {
+	env := []string{"PATH=" + strings.Join(systemPath, ":")}
+	for _, kv := range environ {
+		k, _, _ := strings.Cut(kv, "=")
+		if slices.Contains(passedOn, k) || strings.HasPrefix(k, "LC_") || k == "XDG_RUNTIME_DIR" {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+func userName() string {
+	if u, err := user.LookupId(strconv.Itoa(os.Getuid())); err == nil && u.Username != "" {
+		return u.Username
+	}
+	return "user" // a container's uid without an entry
+}
+
+// shell is what tools inside run commands with; read from the system, not from the
+// operator's login, whose shell may lie in the hidden home.
+func shell() string {
+	if programs.Executable("/bin/bash") == nil {
+		return "/bin/bash"
+	}
+	return "/bin/sh"
+}
+
+// otherHomes are the homes of this machine's other people, root included.
+func otherHomes(own string) ([]string, error) {
+	f, err := os.Open("/etc/passwd")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var homes []string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		fields := strings.Split(lines.Text(), ":")
+		if len(fields) < 6 {
+			continue
+		}
+		uid, err := strconv.Atoi(fields[2])
+		if err == nil && (uid == 0 || uid >= firstPerson && uid != nobody) {
+			homes = append(homes, fields[5])
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("/etc/passwd: %w", err)
+	}
+	// Homes of people in a directory service are not in the file; the folders are there.
+	entries, err := os.ReadDir("/home")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			homes = append(homes, filepath.Join("/home", e.Name()))
+		}
+	}
+	mine, err := os.Stat(own)
+	if err != nil {
+		return nil, err
+	}
+	homes = slices.DeleteFunc(homes, func(h string) bool {
+		if !filepath.IsAbs(h) || filepath.Clean(h) != h || h == "/" {
+			return true
+		}
+		st, err := os.Stat(h)
+		return err != nil || !st.IsDir() || os.SameFile(st, mine)
+	})
+	slices.Sort(homes)
+	return slices.Compact(homes), nil
+}
+
+// Uids of people, as Debian and most others give them out.
+const (
+	firstPerson = 1000
+	nobody      = 65534
+)
+
+// Check judges an agent that is about to be written: its policy, its workspace and its
+// grants. A relative workspace that does not exist yet is judged by its name alone; each
+// start judges all of it again.
+func (b *Builder) Check(a *agent.Agent) error {
+	if err := b.Judge(a); err != nil {
+		return err
+	}
+	if a.Runtime != "" {
+		if _, err := runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime); err != nil {
+			return refusedConfig(a, fmt.Errorf("%w; `agentconnect runtimes` lists them", err))
+		}
+	}
+	if !filepath.IsAbs(a.Workspace) {
+		if a.Workspace != "" && !filepath.IsLocal(a.Workspace) {
+			return refusedConfig(a, fmt.Errorf("workspace %s: a relative workspace must stay inside the agent directory; give an absolute path to use a folder elsewhere", a.Workspace))
+		}
+		if _, err := os.Lstat(b.Store.WorkspacePath(a)); errors.Is(err, os.ErrNotExist) {
+			_, err := b.granted(a, start{})
+			return err
+		}
+	}
+	_, err := b.PolicyWithoutRuntime(a)
+	return err
+}
