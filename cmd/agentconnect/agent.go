@@ -1,0 +1,516 @@
+// agent add, edit, list, show, start, stop, restart, rm: agents and their configuration.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/runtimes"
+	"agentconnect.md/sandbox/sandbox"
+)
+
+func (a *app) agentCommand() *cobra.Command {
+	c := &cobra.Command{Use: "agent", Short: "add, change, start and use agents", RunE: a.group, Args: cobra.ArbitraryArgs}
+	c.AddCommand(
+		a.agentAdd(), a.agentEdit(), a.agentList(), a.agentShow(), a.agentWish("start", "start an agent"),
+		a.agentWish("stop", "stop an agent; it stays stopped until somebody starts it"),
+		a.agentWish("restart", "restart an agent with its configuration as it is now"),
+		a.agentLogs(), a.agentRemove(), a.agentExec(), a.agentShell(),
+	)
+	return c
+}
+
+// settings are the flags of add and edit.
+type settings struct {
+	c                  *cobra.Command
+	runtime, command   string
+	args               []string
+	workspace          string
+	sandbox, noSandbox bool
+	grants             []string
+	read, nesting      string
+	network            string
+	allow              []string
+	memory, cpu        string
+	tasks              int
+	env                []string
+	removeWords        bool // of edit: a grant or a variable can be taken away
+}
+
+func (a *app) settings(c *cobra.Command, edit bool) *settings {
+	s := &settings{c: c, removeWords: edit}
+	f := c.Flags()
+	f.StringVar(&s.runtime, "runtime", "", "runtime by its name; `agentconnect runtimes` lists them")
+	f.StringVar(&s.command, "command", "", "an ACP program that is not among the runtimes")
+	f.StringArrayVar(&s.args, "arg", nil, "argument of the program (repeat)")
+	f.StringVar(&s.workspace, "workspace", "", "project folder; a relative one lies in the agent's own directory")
+	f.BoolVar(&s.sandbox, "sandbox", true, "run behind the boundary (the default)")
+	f.BoolVar(&s.noSandbox, "no-sandbox", false, "run without the boundary: the agent can do whatever you can")
+	grant, env := "PATH:ro or PATH:rw: open a further path to the agent (repeat)", "K=V in the agent's environment (repeat)"
+	if edit {
+		grant += "; PATH:none takes it away"
+		env += "; K alone takes it away"
+	}
+	f.StringArrayVar(&s.grants, "grant", nil, grant)
+	f.StringVar(&s.read, "read", "", "what of the host is readable: system or host")
+	f.StringVar(&s.nesting, "nesting", "", "on or off: user namespaces inside, for runtimes with a sandbox of their own")
+	f.StringVar(&s.network, "network", "", "none or host (allowlist and open: not yet available in this version)")
+	f.StringArrayVar(&s.allow, "allow", nil, "HOST[:PORT] that the agent reaches in network mode allowlist (repeat)")
+	f.StringVar(&s.memory, "memory", "", "memory limit, such as 2G")
+	f.StringVar(&s.cpu, "cpu", "", "CPU limit in percent of one CPU, such as 200%")
+	f.IntVar(&s.tasks, "tasks", 0, "limit of processes and threads")
+	f.StringArrayVar(&s.env, "env", nil, env)
+	return s
+}
+
+// apply puts the given flags, and those only, into ag.
+func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
+	given := func(name string) bool { return s.c.Flags().Changed(name) }
+	usage := func(format string, args ...any) error {
+		return &usageError{text: fmt.Sprintf(format, args...), see: s.c.CommandPath()}
+	}
+	if given("sandbox") && given("no-sandbox") && s.sandbox == s.noSandbox {
+		return usage("--sandbox and --no-sandbox contradict each other: give one")
+	}
+	if given("runtime") && given("command") {
+		return usage("--runtime and --command exclude each other: give one")
+	}
+	if given("allow") && s.network != string(sandbox.NetworkAllowlist) {
+		return usage("--allow goes with --network allowlist")
+	}
+	if given("runtime") {
+		ag.Runtime, ag.Command = s.runtime, ""
+		if !given("arg") {
+			ag.Args = nil
+		}
+	}
+	if given("command") {
+		program := expand(home, s.command)
+		if strings.Contains(program, "/") {
+			abs, err := filepath.Abs(program)
+			if err != nil {
+				return err
+			}
+			program = abs
+		}
+		ag.Command, ag.Runtime = program, ""
+		if !given("arg") {
+			ag.Args = nil
+		}
+	}
+	if given("arg") {
+		ag.Args = s.args
+	}
+	if given("workspace") {
+		ag.Workspace = expand(home, s.workspace)
+		if filepath.IsAbs(ag.Workspace) {
+			ag.Workspace = filepath.Clean(ag.Workspace)
+		}
+	}
+	if given("sandbox") {
+		ag.RunInSandbox = &s.sandbox
+	}
+	if given("no-sandbox") {
+		on := !s.noSandbox
+		ag.RunInSandbox = &on
+	}
+	for _, g := range s.grants {
+		if err := s.grant(home, g, ag); err != nil {
+			return usage("%v", err)
+		}
+	}
+	for _, e := range s.env {
+		k, v, ok := strings.Cut(e, "=")
+		switch {
+		case ok:
+			if ag.Env == nil {
+				ag.Env = map[string]string{}
+			}
+			ag.Env[k] = v
+		case s.removeWords:
+			delete(ag.Env, k)
+		default:
+			return usage("--env %s: write K=V", k)
+		}
+	}
+	if given("read") {
+		ag.Read = sandbox.ReadMode(s.read)
+	}
+	if given("nesting") {
+		ag.Nesting = s.nesting
+	}
+	if given("network") {
+		ag.Network.Mode = sandbox.NetworkMode(s.network)
+	}
+	if given("allow") {
+		ag.Network.Allow = s.allow
+	}
+	if given("memory") {
+		ag.Limits.Memory = s.memory
+	}
+	if given("cpu") {
+		ag.Limits.CPU = s.cpu
+	}
+	if given("tasks") {
+		ag.Limits.Tasks = s.tasks
+	}
+	return nil
+}
+
+// grant reads PATH:ACCESS; the path may hold colons itself.
+func (s *settings) grant(home, word string, ag *agent.Agent) error {
+	i := strings.LastIndexByte(word, ':')
+	if i <= 0 {
+		return fmt.Errorf("--grant %s: write PATH:ro or PATH:rw", word)
+	}
+	path, access := expand(home, word[:i]), sandbox.Access(word[i+1:])
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	ag.Grants = slices.DeleteFunc(slices.Clone(ag.Grants), func(g sandbox.Grant) bool { return g.Path == abs })
+	switch {
+	case access == sandbox.ReadOnly || access == sandbox.ReadWrite:
+		ag.Grants = append(ag.Grants, sandbox.Grant{Path: abs, Access: access})
+	case s.removeWords && access == "none":
+	default:
+		return fmt.Errorf("--grant %s: the access %q is unknown; write PATH:ro or PATH:rw", word, access)
+	}
+	return nil
+}
+
+// expand resolves a leading ~/ that the shell left alone (--grant=~/x:ro).
+func expand(home, path string) string {
+	if path == "~" {
+		return home
+	}
+	if rest, ok := strings.CutPrefix(path, "~/"); ok {
+		return filepath.Join(home, rest)
+	}
+	return path
+}
+
+func (a *app) agentAdd() *cobra.Command {
+	c := &cobra.Command{Use: "add ID --runtime NAME | --command PROGRAM", Short: "add an agent; the sandbox is on", Args: a.idArgs(1, 1)}
+	set := a.settings(c, false)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if set.runtime == "" && set.command == "" {
+			return &usageError{text: "give --runtime NAME or --command PROGRAM", see: c.CommandPath()}
+		}
+		s, err := a.site()
+		if err != nil {
+			return err
+		}
+		on := true
+		ag := &agent.Agent{ID: args[0], RunInSandbox: &on}
+		if err := set.apply(a, s.cfg.Home, ag); err != nil {
+			return err
+		}
+		if err := s.add(c.Context(), ag); err != nil {
+			return err
+		}
+		return s.sayAgent(ag, "added")
+	}
+	return c
+}
+
+// add judges an agent and writes it.
+func (s *site) add(ctx context.Context, ag *agent.Agent) error {
+	if _, err := s.cfg.Agent(s.store, ag.ID); !errors.Is(err, agent.ErrNotFound) {
+		return fmt.Errorf("%w: %s: change it with `agentconnect agent edit %s`, or choose another id", agent.ErrExists, ag.ID, ag.ID)
+	}
+	if err := ag.Validate(); err != nil {
+		return err
+	}
+	if err := s.builder().Check(ag); err != nil {
+		return err
+	}
+	if err := s.store.Create(ag); err != nil {
+		return err
+	}
+	if err := s.makeWorkspace(ag); err != nil {
+		return err
+	}
+	s.adviseRuntime(ag)
+	s.tell(ctx)
+	return nil
+}
+
+// makeWorkspace makes a relative workspace, never through a link that leads out.
+func (s *site) makeWorkspace(ag *agent.Agent) error {
+	if ag.Workspace == "" || filepath.IsAbs(ag.Workspace) {
+		return nil
+	}
+	root, err := os.OpenRoot(s.store.Dirs(ag.ID).Agent)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := root.MkdirAll(ag.Workspace, 0o700); err != nil {
+		return fmt.Errorf("workspace %s: %w; make the folder, or set another with `agentconnect agent edit %s --workspace DIR`", ag.Workspace, err, ag.ID)
+	}
+	return nil
+}
+
+// adviseRuntime says early what would stop the first start.
+func (s *site) adviseRuntime(ag *agent.Agent) {
+	if _, err := s.builder().Policy(ag); errors.Is(err, runtimes.ErrNotInstalled) {
+		s.a.warn("%v", err)
+	}
+}
+
+func (s *site) sayAgent(ag *agent.Agent, did string) error {
+	st := describe(s.builder(), ag)
+	if err := s.a.say(st, "agent %s %s: runtime %s, sandbox %s, network %s, workspace %s", ag.ID, did, st.Runtime, onOff(st.Sandboxed), st.Network, st.Workspace); err != nil {
+		return err
+	}
+	if !st.Sandboxed {
+		s.a.warn("agent %s runs without the sandbox: it can do whatever you can", ag.ID)
+	}
+	return nil
+}
+
+func (a *app) agentEdit() *cobra.Command {
+	c := &cobra.Command{Use: "edit ID", Short: "change what is given, and that only", Args: a.idArgs(1, 1)}
+	set := a.settings(c, true)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		s, err := a.site()
+		if err != nil {
+			return err
+		}
+		if err := s.own(args[0]); err != nil {
+			return err
+		}
+		b := s.builder()
+		ag, err := s.store.Update(args[0], func(ag *agent.Agent) error {
+			if err := set.apply(a, s.cfg.Home, ag); err != nil {
+				return err
+			}
+			if err := ag.Validate(); err != nil {
+				return err
+			}
+			return b.Check(ag)
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.makeWorkspace(ag); err != nil {
+			return err
+		}
+		s.adviseRuntime(ag)
+		s.tell(c.Context())
+		if err := s.sayAgent(ag, "changed"); err != nil {
+			return err
+		}
+		if st, err := s.client().Agent(c.Context(), ag.ID); err == nil && st.State == control.StateRunning {
+			a.warn("agent %s runs with what it was started with; run `agentconnect agent restart %s`", ag.ID, ag.ID)
+		}
+		return nil
+	}
+	return c
+}
+
+func (a *app) agentList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "list the agents", Args: a.args(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			st, err := a.status(c.Context())
+			if err != nil {
+				return err
+			}
+			if st.ConfigError != "" && st.State != control.StateRunning {
+				_, err := a.config()
+				return err
+			}
+			if a.json {
+				return a.printJSON(st.Agents)
+			}
+			return a.printAgents(st.Agents)
+		},
+	}
+}
+
+// shown is the answer of `agent show --json`. Values of the environment are left out:
+// they may be secrets.
+type shown struct {
+	File   string              `json:"file"`
+	System bool                `json:"system,omitempty"`
+	Agent  json.RawMessage     `json:"agent"`
+	Status control.AgentStatus `json:"status"`
+}
+
+const redacted = "(set)"
+
+// withoutSecrets returns ag with the values of its environment left out.
+func withoutSecrets(ag *agent.Agent) *agent.Agent {
+	c := *ag
+	c.Env = maps.Clone(ag.Env)
+	for k := range c.Env {
+		c.Env[k] = redacted
+	}
+	if len(c.RuntimeOverrides) > 0 {
+		c.RuntimeOverrides = json.RawMessage(`{"redacted":true}`)
+	}
+	if len(c.MCPServers) > 0 {
+		c.MCPServers = json.RawMessage(`{"redacted":true}`)
+	}
+	return &c
+}
+
+func (a *app) agentShow() *cobra.Command {
+	return &cobra.Command{
+		Use: "show ID", Short: "show one agent: its configuration and its state", Args: a.idArgs(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := a.site()
+			if err != nil {
+				return err
+			}
+			e, err := s.agent(args[0])
+			if err != nil {
+				return err
+			}
+			st, err := s.client().Agent(c.Context(), e.ID)
+			if errors.Is(err, control.ErrNotRunning) {
+				offline := describe(s.builder(), e.Agent)
+				st, err = &offline, nil
+			}
+			if err != nil {
+				return err
+			}
+			raw, err := withoutSecrets(e.Agent).Encode()
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(shown{File: e.Path, System: e.System, Agent: raw, Status: *st})
+			}
+			return a.printAgent(s, e.Path, e.Agent, st)
+		},
+	}
+}
+
+func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.AgentStatus) error {
+	limits := s.cfg.AgentLimits(ag)
+	t := newTable(a.out)
+	t.row("agent", ag.ID)
+	t.row("file", path)
+	t.row("state", st.State)
+	if st.Reason != "" {
+		t.row("reason", st.Reason)
+	}
+	t.row("runtime", st.Runtime+" "+strings.Join(ag.Args, " "))
+	t.row("sandbox", onOff(ag.Sandboxed()))
+	t.row("workspace", st.Workspace)
+	t.row("read", string(orDefault(ag.Read, sandbox.ReadSystem)))
+	t.row("network", st.Network)
+	t.row("nesting", orDefault(ag.Nesting, "as the runtime needs"))
+	t.row("limits", fmt.Sprintf("memory %s, cpu %s, tasks %d", orDefault(limits.Memory, "-"), orDefault(limits.CPU, "-"), limits.Tasks))
+	for _, g := range ag.Grants {
+		t.row("grant", fmt.Sprintf("%s:%s", g.Path, g.Access))
+	}
+	for _, k := range slices.Sorted(maps.Keys(ag.Env)) {
+		t.row("env", k+" "+redacted)
+	}
+	if keys := ag.Unused(); len(keys) > 0 {
+		t.row("without effect here", strings.Join(keys, ", "))
+	}
+	for _, n := range st.Notes {
+		t.row("note", n)
+	}
+	return t.end()
+}
+
+func orDefault[T ~string](v, def T) T {
+	if v == "" {
+		return def
+	}
+	return v
+}
+
+func (a *app) agentWish(verb, short string) *cobra.Command {
+	return &cobra.Command{
+		Use: verb + " ID", Short: short, Args: a.idArgs(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := a.site()
+			if err != nil {
+				return err
+			}
+			// Known before the daemon is asked: 66 and 78 are true whether it runs or not.
+			e, err := s.agent(args[0])
+			if err != nil {
+				return err
+			}
+			if verb != "stop" {
+				if err := s.builder().Judge(e.Agent); err != nil {
+					return err
+				}
+			}
+			client := s.client()
+			do := map[string]func(context.Context, string) (*control.AgentStatus, error){
+				"start": client.Start, "stop": client.Stop, "restart": client.Restart,
+			}[verb]
+			st, err := do(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			text := "agent " + st.ID + ": " + st.State
+			if st.Line != "" {
+				text += ": " + st.Line
+			}
+			return a.say(st, "%s", text)
+		},
+	}
+}
+
+func (a *app) agentRemove() *cobra.Command {
+	var purge bool
+	c := &cobra.Command{
+		Use: "rm ID", Short: "stop an agent and remove it; its directory stays, unless --purge", Args: a.idArgs(1, 1),
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := a.site()
+			if err != nil {
+				return err
+			}
+			id := args[0]
+			if err := s.own(id); err != nil {
+				left := s.store.Dirs(id).Agent
+				if _, serr := os.Lstat(left); !purge || !errors.Is(err, agent.ErrNotFound) || serr != nil {
+					return err
+				}
+				// What an earlier rm without --purge left.
+			}
+			switch _, err := s.client().Stop(c.Context(), id); {
+			case errors.Is(err, control.ErrNotRunning):
+				if err := daemon.Unwant(s.cfg.Root, id); err != nil {
+					return err
+				}
+			case err != nil && code(err) != 66:
+				return fmt.Errorf("agent %s is not removed, since it could not be stopped: %w", id, err)
+			}
+			if err := s.store.Remove(id, purge); err != nil {
+				return err
+			}
+			s.tell(c.Context())
+			dir := s.store.Dirs(id).Agent
+			if purge {
+				return a.say(map[string]any{"removed": id, "purged": true}, "agent %s and its directory are removed", id)
+			}
+			return a.say(map[string]any{"removed": id, "purged": false, "directory": dir}, "agent %s is removed; its directory stays: %s", id, dir)
+		},
+	}
+	c.Flags().BoolVar(&purge, "purge", false, "remove the agent's directory too, with its workspace, home and memory")
+	return c
+}

@@ -1,0 +1,219 @@
+// What every command shares: streams, configuration, the daemon's client, and the tree
+// of commands.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/prober"
+	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/version"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
+)
+
+// app is one run of the command line.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+	environ  []string
+	uid      int
+
+	root  string // --root
+	json  bool   // --json
+	began bool   // the words on the line were right, the command runs
+	see   string // the command in question, for usage errors
+}
+
+const rootHelp = `agentconnect runs AI coding agents, each behind a boundary that the kernel enforces.
+
+Exit codes: 0 done; 1 failed; 2 usage; 66 no such agent; 69 the sandbox is unavailable;
+73 cannot write state; 75 try again (the daemon is not running); 78 bad configuration.
+"agent exec" and "agent shell" pass the command's own code on.
+
+With --json the answer is JSON on stdout; an error is an object {"error", "code"} on
+stderr, and stdout is then empty.`
+
+func (a *app) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:               "agentconnect",
+		Short:             "run AI coding agents behind a boundary",
+		Long:              rootHelp,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		RunE:              a.group,
+		Args:              cobra.ArbitraryArgs, // group says it better
+		PersistentPreRun:  func(*cobra.Command, []string) { a.began = true },
+	}
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	root.PersistentFlags().StringVar(&a.root, "root", "", "AgentConnect's directory (default $AGENTCONNECT_ROOT or ~/.agentconnect)")
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print JSON")
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		a.see = c.CommandPath()
+		return err
+	})
+	root.AddCommand(
+		a.runCommand(), a.upCommand(), a.downCommand(), a.restartCommand(), a.statusCommand(),
+		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(),
+		a.runtimesCommand(), a.configCommand(), a.versionCommand(),
+	)
+	return root
+}
+
+// group is a command that only holds others.
+func (a *app) group(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		text := fmt.Sprintf("unknown command %q for %s", args[0], c.CommandPath())
+		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+			text += fmt.Sprintf(", did you mean %q?", near[0])
+		}
+		return &usageError{text: text, see: c.CommandPath()}
+	}
+	c.SetOut(a.err)
+	if err := c.Usage(); err != nil {
+		return err
+	}
+	return &usageError{text: c.CommandPath() + ": give a command", see: c.CommandPath()}
+}
+
+// args checks the number of arguments, at least least and at most most (most < 0: any).
+func (a *app) args(least, most int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		a.see = c.CommandPath()
+		switch {
+		case len(args) < least:
+			return fmt.Errorf("%s: %d more argument(s) needed: %s", c.CommandPath(), least-len(args), c.UseLine())
+		case most >= 0 && len(args) > most:
+			return fmt.Errorf("%s: %q is one argument too many: %s", c.CommandPath(), args[most], c.UseLine())
+		}
+		return nil
+	}
+}
+
+// idArgs is args for commands whose first argument is an agent's id.
+func (a *app) idArgs(least, most int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := a.args(least, most)(c, args); err != nil {
+			return err
+		}
+		return agent.ValidateID(args[0])
+	}
+}
+
+func (a *app) getenv(name string) string {
+	for i := len(a.environ) - 1; i >= 0; i-- {
+		if k, v, ok := strings.Cut(a.environ[i], "="); ok && k == name {
+			return v
+		}
+	}
+	return ""
+}
+
+// config loads the configuration; flags are those given that set a key.
+func (a *app) config(flags ...config.Flag) (*config.Config, error) {
+	return config.Load(config.Options{Root: a.root, Flags: flags})
+}
+
+// site is the configuration with what most commands do with it.
+type site struct {
+	a     *app
+	cfg   *config.Config
+	store *agent.Store
+}
+
+func (a *app) site() (*site, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	return &site{a: a, cfg: cfg, store: agent.NewStore(cfg.Root)}, nil
+}
+
+func (s *site) client() *control.Client {
+	return control.NewClient(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))
+}
+
+// agent loads one agent, the machine's included.
+func (s *site) agent(id string) (*config.AgentEntry, error) {
+	e, err := s.cfg.Agent(s.store, id)
+	if err == nil {
+		err = e.Err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &e, nil
+}
+
+// own refuses to change an agent that the machine's administrator declared.
+func (s *site) own(id string) error {
+	e, err := s.cfg.Agent(s.store, id)
+	if err == nil && e.System {
+		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s is declared for every user in %s; ask the administrator, or add an agent of your own under another id", id, e.Path)}
+	}
+	if errors.Is(err, agent.ErrNotFound) {
+		return err
+	}
+	return nil // a broken one may be edited and removed
+}
+
+// builder judges agents as the daemon does. Missing programs of ours matter to starts
+// only, so here they are left empty.
+func (s *site) builder() *daemon.Builder {
+	set, err := programs.Find()
+	if err != nil {
+		set = programs.Set{Bwrap: programs.Bwrap, Guest: filepath.Join(programs.Libexec, "agentconnect-guest")}
+	}
+	return &daemon.Builder{Config: s.cfg, Store: s.store, Programs: set, Host: hostfacts.Host{},
+		Build: version.Version, Direct: true, Environ: s.a.environ}
+}
+
+// tell makes a running daemon read its configuration again. That nobody runs is no
+// error; that the new configuration is bad is a warning, since it is written already.
+func (s *site) tell(ctx context.Context) {
+	if err := s.client().Reload(ctx); err != nil && !errors.Is(err, control.ErrNotRunning) {
+		s.a.warn("the running daemon keeps its old configuration: %v", err)
+	}
+}
+
+func (a *app) warn(format string, args ...any) {
+	fmt.Fprintf(a.err, "agentconnect: warning: %s\n", oneLine(fmt.Sprintf(format, args...)))
+}
+
+// prober probes this host for root with the given programs.
+func (a *app) prober(cfg *config.Config, set programs.Set) daemon.Prober {
+	return func(ctx context.Context, runDir string) control.Probe {
+		p := prober.Prober{User: userName(a.uid), UserID: a.uid, GroupID: os.Getgid(), Home: cfg.Home, Root: cfg.Root,
+			RuntimeDir: runDir, Launcher: set.Launcher, Guest: set.Guest}
+		r := p.Run(ctx)
+		out := control.Probe{OK: r.OK, Code: r.Code, At: r.At, Checks: []control.Check{}}
+		for _, c := range r.Checks {
+			out.Checks = append(out.Checks, control.Check(c))
+		}
+		return out
+	}
+}
+
+func userName(uid int) string {
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+		return u.Username
+	}
+	return "user"
+}

@@ -1,0 +1,268 @@
+// agent exec and agent shell: a command inside the agent's boundary.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"agentconnect.md/sandbox/cmd/internal/wire"
+)
+
+// drain is how long output may go on after the command's end, where something that it
+// left behind holds the pipe open.
+const drain = time.Second
+
+func (a *app) agentExec() *cobra.Command {
+	c := &cobra.Command{
+		Use: "exec ID -- CMD [ARG]…", Short: "run a command inside the agent's boundary", Args: a.idArgs(2, -1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if a.json {
+				return &usageError{text: "--json is not for exec: its output is the command's own", see: c.CommandPath()}
+			}
+			argv := afterDashes(args[1:])
+			if len(argv) == 0 {
+				return &usageError{text: "give a command after --", see: c.CommandPath()}
+			}
+			socket, err := a.execSocket(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.exec(c.Context(), socket, argv)
+		},
+	}
+	c.Flags().SetInterspersed(false) // what follows the id is the command's
+	return c
+}
+
+// afterDashes drops the "--" before a command; one that follows is the command's own.
+func afterDashes(args []string) []string {
+	if len(args) > 0 && args[0] == "--" {
+		return args[1:]
+	}
+	return args
+}
+
+// execSocket asks the daemon for a supervisor that serves exec.
+func (a *app) execSocket(ctx context.Context, id string) (string, error) {
+	s, err := a.site()
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.agent(id); err != nil {
+		return "", err
+	}
+	at, err := s.client().Exec(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	return at.Socket, nil
+}
+
+// exec runs argv on pipes of our own making. Our own descriptors never go inside: one
+// opened for reading could be opened again for writing there, by its name in /proc.
+func (a *app) exec(ctx context.Context, socket string, argv []string) error {
+	var ours, theirs [3]*os.File
+	defer func() {
+		closeAll(nonNil(ours[:]))
+		closeAll(nonNil(theirs[:]))
+	}()
+	for i := range ours {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			theirs[i], ours[i] = r, w
+		} else {
+			ours[i], theirs[i] = r, w
+		}
+	}
+	c, extra, err := ask(ctx, socket, wire.Request{Op: wire.OpExec, Client: "exec", Argv: argv}, theirs[:]...)
+	closeAll(extra)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for i := range theirs {
+		theirs[i].Close()
+		theirs[i] = nil
+	}
+	// Ends with the process if stdin never does: a read of a terminal cannot be taken back.
+	go func() {
+		_, _ = io.Copy(ours[0], a.in)
+		ours[0].Close()
+	}()
+	copied := make(chan struct{}, 2)
+	for i, to := range []io.Writer{a.out, a.err} {
+		go func() {
+			_, _ = io.Copy(to, ours[i+1])
+			ours[i+1].Close() // our reader is gone: so is the command's
+			copied <- struct{}{}
+		}()
+	}
+	end, err := execEnd(ctx, c)
+	late := time.NewTimer(drain)
+	defer late.Stop()
+	for range 2 {
+		select {
+		case <-copied:
+		case <-late.C:
+			late.Reset(0)
+		}
+	}
+	return execResult(ctx, end, err)
+}
+
+func nonNil(files []*os.File) []*os.File {
+	var out []*os.File
+	for _, f := range files {
+		if f != nil {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// execEnd waits for the command's end. When ctx ends first, it closes our side, which
+// ends the command, and waits on for its code.
+func execEnd(ctx context.Context, c *net.UnixConn) (wire.ExecEnd, error) {
+	stop := context.AfterFunc(ctx, func() { _ = c.CloseWrite() })
+	defer stop()
+	var end wire.ExecEnd
+	line, extra, err := readLine(c)
+	closeAll(extra)
+	if err != nil {
+		return end, err
+	}
+	return end, json.Unmarshal(line, &end)
+}
+
+func execResult(ctx context.Context, end wire.ExecEnd, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		var sig syscall.Signal = syscall.SIGTERM
+		if n := code(context.Cause(ctx)); n > 128 {
+			sig = syscall.Signal(n - 128)
+		}
+		return exitStatus(128 + int(sig))
+	case err != nil:
+		return fmt.Errorf("the command's end is not known: %w", err)
+	case end.Error != "":
+		return errors.New(oneLine(end.Error))
+	case end.Code != 0:
+		return exitStatus(end.Code)
+	}
+	return nil
+}
+
+func (a *app) agentShell() *cobra.Command {
+	c := &cobra.Command{
+		Use: "shell ID [-- CMD [ARG]…]", Short: "a shell, or a command, on a terminal inside the agent's boundary", Args: a.idArgs(1, -1),
+		RunE: func(c *cobra.Command, args []string) error {
+			in, ok := a.in.(*os.File)
+			if a.json || !ok || !terminal(in) || !terminal(a.out) {
+				return &usageError{text: "a shell needs a terminal; use `agentconnect agent exec " + args[0] + " -- CMD`", see: c.CommandPath()}
+			}
+			argv := afterDashes(args[1:])
+			if len(argv) == 0 {
+				argv = []string{"/bin/sh", "-c", `exec "${SHELL:-/bin/sh}"`}
+			}
+			socket, err := a.execSocket(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.shell(c.Context(), socket, in, argv)
+		},
+	}
+	c.Flags().SetInterspersed(false)
+	return c
+}
+
+// shell joins our terminal to one that lies inside. The two are never the same: what is
+// typed into the one inside by its programs does not reach ours.
+func (a *app) shell(ctx context.Context, socket string, in *os.File, argv []string) error {
+	req := wire.Request{Op: wire.OpExec, Client: "shell", Argv: argv, TTY: windowSize(in)}
+	if t := a.getenv("TERM"); t != "" {
+		req.Env = []string{"TERM=" + t}
+	}
+	c, files, err := ask(ctx, socket, req)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer closeAll(files)
+	if len(files) != 1 {
+		return fmt.Errorf("the supervisor sent %d terminals, want 1", len(files))
+	}
+	master := files[0]
+	old, err := term.MakeRaw(int(in.Fd()))
+	if err != nil {
+		return fmt.Errorf("terminal: %w", err)
+	}
+	defer func() { _ = term.Restore(int(in.Fd()), old) }()
+
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, syscall.SIGWINCH)
+	defer signal.Stop(resized)
+	over := make(chan struct{})
+	sized := make(chan struct{})
+	go func() {
+		defer close(sized)
+		for {
+			setSize(master, windowSize(in)) // also once at the start: it may have changed meanwhile
+			select {
+			case <-resized:
+			case <-over:
+				return
+			}
+		}
+	}()
+	// Ends with the process: a read of a terminal cannot be taken back.
+	go func() { _, _ = io.Copy(master, in) }()
+	copied := make(chan struct{})
+	go func() {
+		defer close(copied)
+		_, _ = io.Copy(a.out, master) // EIO when the last program inside has gone
+	}()
+	end, err := execEnd(ctx, c)
+	close(over)
+	<-sized
+	late := time.NewTimer(drain)
+	defer late.Stop()
+	select {
+	case <-copied:
+	case <-late.C:
+	}
+	return execResult(ctx, end, err)
+}
+
+func windowSize(f *os.File) *wire.WinSize {
+	cols, rows, err := term.GetSize(int(f.Fd()))
+	if err != nil || cols <= 0 || rows <= 0 || cols > 1<<15 || rows > 1<<15 {
+		return &wire.WinSize{Rows: 24, Cols: 80}
+	}
+	return &wire.WinSize{Rows: uint16(rows), Cols: uint16(cols)}
+}
+
+func setSize(master *os.File, s *wire.WinSize) {
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: s.Rows, Col: s.Cols})
+	})
+}

@@ -1,0 +1,398 @@
+// run, up, down, restart, status, probe: the daemon as a whole.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/version"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
+)
+
+// directNote is what is lost without a service manager.
+const directNote = "agents run as the daemon's own children: they end with it, and limits and accounting are not available"
+
+func (a *app) runCommand() *cobra.Command {
+	var require bool
+	var supervisor string
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "run the daemon in the foreground",
+		Args:  a.args(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if a.uid == 0 {
+				return daemon.RootError{}
+			}
+			var flags []config.Flag
+			if c.Flags().Changed("require-sandbox") {
+				flags = append(flags, config.Flag{Name: "require-sandbox", Key: "security.requireSandbox", Value: fmt.Sprint(require)})
+			}
+			if c.Flags().Changed("supervisor") {
+				flags = append(flags, config.Flag{Name: "supervisor", Key: "supervisor", Value: supervisor})
+			}
+			return a.runDaemon(c.Context(), flags)
+		},
+	}
+	c.Flags().BoolVar(&require, "require-sandbox", false, "required mode: no agent without the sandbox, no daemon if it cannot start")
+	c.Flags().StringVar(&supervisor, "supervisor", "auto", "what keeps agents running: auto, systemd or direct")
+	return c
+}
+
+func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
+	load := func() (*config.Config, error) {
+		cfg, err := a.config(flags...)
+		if err == nil && cfg.Supervisor == "systemd" {
+			err = &daemon.Refusal{Code: 78, Text: "supervisor systemd: not yet available in this version; use --supervisor direct"}
+		}
+		return cfg, err
+	}
+	cfg, err := load()
+	if err != nil {
+		return err
+	}
+	set, err := programs.Find()
+	if err != nil {
+		return err
+	}
+	reloads := make(chan os.Signal, 1)
+	signal.Notify(reloads, syscall.SIGHUP)
+	defer signal.Stop(reloads)
+	return daemon.Run(ctx, daemon.Options{
+		Config: cfg, Reload: load,
+		Watch:    []string{config.SystemDir, filepath.Join(config.SystemDir, "agents.d")},
+		Programs: set, Probe: a.prober(cfg, set), Host: hostfacts.Host{}, Build: version.Version,
+		Environ: a.environ, UID: a.uid, SupervisorNote: directNote, Stderr: a.err, Reloads: reloads,
+	})
+}
+
+// errNoManager is what up and restart say where no service manager runs the daemon.
+var errNoManager = errors.New("no user manager here; run `agentconnect run` (for example in a terminal or under your init)")
+
+func (a *app) upCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "up", Short: "start the daemon as a service", Args: a.args(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := a.site()
+			if err != nil {
+				return err
+			}
+			if st, err := s.client().Status(c.Context()); err == nil {
+				return a.say(map[string]any{"state": st.State, "pid": st.PID}, "the daemon runs already (pid %d)", st.PID)
+			}
+			return errNoManager
+		},
+	}
+}
+
+func (a *app) downCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "down", Short: "stop the daemon and its agents", Args: a.args(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := a.site()
+			if err != nil {
+				return err
+			}
+			if err := s.client().Shutdown(c.Context()); err != nil {
+				return err
+			}
+			if err := daemon.WaitEnded(c.Context(), s.cfg.Root); err != nil {
+				return err
+			}
+			return a.say(map[string]any{"state": control.StateStopped}, "the daemon and its agents have stopped")
+		},
+	}
+}
+
+func (a *app) restartCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "restart", Short: "restart the daemon", Args: a.args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			return fmt.Errorf("%w; to restart one that runs: `agentconnect down`, then `agentconnect run`", errNoManager)
+		},
+	}
+}
+
+// say prints a line for people, or v as JSON.
+func (a *app) say(v any, format string, args ...any) error {
+	if a.json {
+		return a.printJSON(v)
+	}
+	_, err := fmt.Fprintln(a.out, oneLine(fmt.Sprintf(format, args...)))
+	return err
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "show the daemon, the probe and the agents; works also when the daemon is down", Args: a.args(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			st, err := a.status(c.Context())
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(st)
+			}
+			return a.printStatus(st)
+		},
+	}
+}
+
+// status is the live picture, or what the last daemon left behind. A configuration that
+// cannot be read is part of the picture, not the end of it.
+func (a *app) status(ctx context.Context) (*control.Status, error) {
+	cfg, cfgErr := a.config()
+	var root string
+	if cfgErr == nil {
+		root = cfg.Root
+	} else {
+		var err error
+		if root, err = a.plainRoot(); err != nil {
+			return nil, cfgErr
+		}
+	}
+	live, err := control.NewClient(daemon.ControlSocket(a.getenv("XDG_RUNTIME_DIR"), root)).Status(ctx)
+	if err == nil {
+		return live, nil
+	}
+	st, rerr := daemon.Record(root)
+	if rerr != nil {
+		return nil, rerr
+	}
+	st.Version, st.Supervisor, st.SupervisorNote = version.Version, "", ""
+	if !errors.Is(err, control.ErrNotRunning) {
+		st.Warnings = append(st.Warnings, err.Error())
+	} else if pid := daemon.Holder(root); pid != 0 {
+		st.Warnings = append(st.Warnings, fmt.Sprintf("a daemon (pid %d) holds %s but does not answer: it starts or ends just now, or listens in the runtime directory of another session", pid, root))
+	}
+	if cfgErr != nil {
+		st.ConfigError = cfgErr.Error()
+		return st, nil //nolint:nilerr // the picture holds the error
+	}
+	st.RequireSandbox = cfg.RequireSandbox
+	st.Agents = a.offlineAgents(cfg, st.Agents)
+	return st, nil
+}
+
+// offlineAgents lists the configured agents with what the record says of each.
+func (a *app) offlineAgents(cfg *config.Config, recorded []control.AgentStatus) []control.AgentStatus {
+	s := &site{a: a, cfg: cfg, store: agent.NewStore(cfg.Root)}
+	was := map[string]control.AgentStatus{}
+	for _, r := range recorded {
+		was[r.ID] = r
+	}
+	list := []control.AgentStatus{}
+	entries, _, err := cfg.Agents(s.store)
+	if err != nil {
+		return recorded
+	}
+	b := s.builder()
+	for _, e := range entries {
+		st := control.AgentStatus{ID: e.ID, State: control.StateStopped}
+		if e.Agent != nil {
+			st = describe(b, e.Agent)
+			st.State = control.StateStopped
+		} else {
+			st.State, st.Reason = control.StateRefused, e.Err.Error()
+		}
+		if r, ok := was[e.ID]; ok && e.Agent != nil {
+			st.State, st.Reason, st.Since = r.State, r.Reason, r.Since
+		}
+		list = append(list, st)
+	}
+	return list
+}
+
+// describe is an agent as configured.
+func describe(b *daemon.Builder, ag *agent.Agent) control.AgentStatus {
+	runtime := ag.Runtime
+	if runtime == "" {
+		runtime = ag.Command
+	}
+	return control.AgentStatus{ID: ag.ID, Runtime: runtime, State: control.StateStopped, Sandboxed: ag.Sandboxed(),
+		Workspace: b.Store.WorkspacePath(ag), Network: string(b.Network(ag))}
+}
+
+// plainRoot is ROOT by the flag, the environment or the default, unchecked: for status
+// when the configuration cannot be read.
+func (a *app) plainRoot() (string, error) {
+	root := a.root
+	if root == "" {
+		root = a.getenv(config.RootEnv)
+	}
+	if root == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", err
+		}
+		root = filepath.Join(home, ".agentconnect")
+	}
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(root) //nolint:forbidigo // to be shown and compared with a recorded name; nothing is opened by it
+}
+
+func (a *app) printStatus(st *control.Status) error {
+	t := newTable(a.out)
+	line := a.stateLine(st)
+	t.row("daemon", line)
+	t.row("root", st.Root)
+	if st.Supervisor != "" {
+		t.row("supervision", st.Supervisor+": "+st.SupervisorNote)
+	}
+	t.row("sandbox required", map[bool]string{true: "yes", false: "no"}[st.RequireSandbox])
+	t.row("probe", probeLine(st.Probe))
+	if st.ConfigError != "" {
+		t.row("configuration", "ERROR: "+st.ConfigError)
+	}
+	for _, w := range st.Warnings {
+		t.row("warning", w)
+	}
+	if err := t.end(); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out)
+	if err := a.printAgents(st.Agents); err != nil {
+		return err
+	}
+	if len(st.Log) > 0 {
+		fmt.Fprintln(a.out, "\nlog:")
+		for _, l := range st.Log {
+			fmt.Fprintln(a.out, "  "+oneLine(l))
+		}
+	}
+	return nil
+}
+
+func (a *app) stateLine(st *control.Status) string {
+	switch st.State {
+	case control.StateRunning:
+		return fmt.Sprintf("running (pid %d, version %s, since %s)", st.PID, st.Version, when(st.Since))
+	case control.StateRefused:
+		return "refused to start: " + st.Reason
+	}
+	return "not running: " + st.Reason + "; start it with `agentconnect run`"
+}
+
+func probeLine(p *control.Probe) string {
+	if p == nil {
+		return "not run yet; run `agentconnect probe`"
+	}
+	line := fmt.Sprintf("%s (%s)", p.Code, when(p.At))
+	for _, c := range p.Checks {
+		if c.Code == p.Code && c.Result == "failed" {
+			line += ": " + c.Detail + "; " + c.Remedy
+		}
+	}
+	return line
+}
+
+// printAgents is the table of agents, with what needs attention below each.
+func (a *app) printAgents(agents []control.AgentStatus) error {
+	if len(agents) == 0 {
+		_, err := fmt.Fprintln(a.out, "no agents; add one with `agentconnect agent add ID --runtime NAME`")
+		return err
+	}
+	t := newTable(a.out, "AGENT", "STATE", "RUNTIME", "SANDBOX", "NETWORK", "CLIENTS", "WORKSPACE")
+	for _, g := range agents {
+		t.row(g.ID, g.State, g.Runtime, onOff(g.Sandboxed), g.Network, fmt.Sprint(g.Clients), g.Workspace)
+	}
+	if err := t.end(); err != nil {
+		return err
+	}
+	for _, g := range agents {
+		var says []string
+		if g.Line != "" {
+			says = append(says, g.Line)
+		}
+		if g.Reason != "" {
+			says = append(says, g.Reason)
+		}
+		if g.Restarts > 0 {
+			says = append(says, fmt.Sprintf("restarted %d times", g.Restarts))
+		}
+		if g.Build != "" {
+			says = append(says, fmt.Sprintf("still runs the older build %s; run `agentconnect agent restart %s`", g.Build, g.ID))
+		}
+		for _, s := range append(says, g.Notes...) {
+			fmt.Fprintf(a.out, "  %s: %s: %s\n", g.ID, a.tint(g.State), oneLine(s))
+		}
+	}
+	return nil
+}
+
+func (a *app) probeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "probe", Short: "check whether the sandbox starts on this host", Args: a.args(0, 0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			p, err := a.probe(c.Context())
+			if err != nil {
+				return err
+			}
+			if a.json {
+				err = a.printJSON(p)
+			} else {
+				err = a.printProbe(p)
+			}
+			if err == nil && !p.OK {
+				err = exitStatus(69)
+			}
+			return err
+		},
+	}
+}
+
+// probe runs in the daemon, which then acts on the result, or here if none runs.
+func (a *app) probe(ctx context.Context) (*control.Probe, error) {
+	s, err := a.site()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.client().Probe(ctx)
+	if !errors.Is(err, control.ErrNotRunning) {
+		return p, err
+	}
+	set, err := programs.Find()
+	if err != nil {
+		return nil, err
+	}
+	dir, done, err := daemon.ProbeDir(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	r := a.prober(s.cfg, set)(ctx, dir)
+	return &r, nil
+}
+
+func (a *app) printProbe(p *control.Probe) error {
+	for _, c := range p.Checks {
+		pad := strings.Repeat(" ", max(0, len("skipped")-len(c.Result)))
+		fmt.Fprintf(a.out, "%s%s  %-16s %s", a.tint(c.Result), pad, c.Code, oneLine(c.Title))
+		if c.Detail != "" {
+			fmt.Fprintf(a.out, ": %s", oneLine(c.Detail))
+		}
+		fmt.Fprintln(a.out)
+		if c.Result != "ok" && c.Remedy != "" {
+			fmt.Fprintf(a.out, "         remedy: %s\n", oneLine(c.Remedy))
+		}
+	}
+	_, err := fmt.Fprintf(a.out, "\nresult: %s (%s)\n", p.Code, p.At.Local().Format(time.DateTime))
+	return err
+}
