@@ -1,0 +1,536 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/acp"
+	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
+)
+
+func figures() []figure {
+	return []figure{
+		{"boundary start", func(ctx context.Context, pairs int) ([]row, error) {
+			return start(ctx, pairs, 0, "boundary start, default view", "≤ 1.3")
+		}},
+		{"start with 500 mounts", func(ctx context.Context, pairs int) ([]row, error) {
+			return start(ctx, max(pairs/5, 3), 500, "boundary start, 500 more mounts", "≤ 0.2")
+		}},
+		{"exec", execTrip},
+		{"relay latency", relayLatency},
+		{"relay throughput", relayThroughput},
+		{"memory", memory},
+	}
+}
+
+// bed is an agent in a home of its own, gone after the measurement.
+type bed struct {
+	programs programs.Set
+	policy   sandbox.Policy
+	dir      string
+}
+
+func newBed() (*bed, error) {
+	set, err := programs.Find()
+	if err != nil {
+		return nil, err
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(home, "agentconnect-bench-")
+	if err != nil {
+		return nil, err
+	}
+	agent := filepath.Join(dir, ".agentconnect", "agents", "a")
+	for _, d := range []string{"home", "tmp", "memory", "workspace"} {
+		if err := os.MkdirAll(filepath.Join(agent, d), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	return &bed{programs: set, dir: dir, policy: sandbox.Policy{
+		Agent: "a", UID: os.Getuid(), GID: os.Getgid(), User: "bench", Home: dir, Root: filepath.Join(dir, ".agentconnect"),
+		AgentDir: agent, HomeDir: agent + "/home", TmpDir: agent + "/tmp", MemoryDir: agent + "/memory", Workspace: agent + "/workspace",
+		Read: sandbox.ReadSystem, Guest: set.Guest, Network: sandbox.NetworkNone, DieWithParent: true,
+	}}, nil
+}
+
+// warm starts the boundary once: the first start makes the mount points in the private
+// home that bubblewrap alone does not make.
+func (b *bed) warm(ctx context.Context) (*sandbox.Plan, error) {
+	plan, err := sandbox.Compile(b.policy, hostfacts.Host{})
+	if err != nil {
+		return nil, err
+	}
+	s := launch.Start{
+		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, Compile: func() (*sandbox.Plan, error) { return plan, nil },
+		Argv: []string{"/bin/true"}, Dir: b.policy.Workspace,
+	}
+	p, err := s.Run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	<-p.Done()
+	return plan, nil
+}
+
+func (b *bed) close() { os.RemoveAll(b.dir) }
+
+// start measures from the launcher's start to the first byte that the program inside
+// writes, beside bubblewrap alone making the same mounts.
+func start(ctx context.Context, pairs, extra int, what, limit string) ([]row, error) {
+	b, err := newBed()
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	for i := range extra {
+		dir := filepath.Join(b.dir, "many", strconv.Itoa(i))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+		b.policy.Grants = append(b.policy.Grants, sandbox.Grant{Path: dir, Access: sandbox.ReadOnly})
+	}
+	began := time.Now()
+	plan, err := sandbox.Compile(b.policy, hostfacts.Host{})
+	if err != nil {
+		return nil, err
+	}
+	compiled := time.Since(began)
+	s := launch.Start{
+		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, Compile: func() (*sandbox.Plan, error) { return plan, nil },
+		Argv: []string{"/bin/echo", "x"}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: b.policy.Workspace,
+	}
+	args := append(rawArgs(plan), "--", "/bin/echo", "x")
+	var ours, peers []float64
+	for range pairs {
+		o, err := untilFirstByte(func(w *os.File) (func(), error) {
+			s.Stdout, s.Stderr = w, os.Stderr
+			p, err := s.Run(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return func() { <-p.Done() }, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		p, err := untilFirstByte(func(w *os.File) (func(), error) {
+			cmd := exec.CommandContext(ctx, b.programs.Bwrap, args...)
+			cmd.Stdout, cmd.Stderr = w, os.Stderr
+			if err := cmd.Start(); err != nil {
+				return nil, err
+			}
+			return func() { _ = cmd.Wait() }, nil // bubblewrap's end was its output's
+		})
+		if err != nil {
+			return nil, err
+		}
+		ours, peers = append(ours, o), append(peers, p)
+	}
+	return []row{
+		{what, ms(ours), ms(peers) + " bwrap, same mounts", ratio(median(ours) / median(peers)), limit},
+		{"  of it not counted: compiling the plan", fmt.Sprintf("%.1f ms, %d steps", float64(compiled.Microseconds())/1e3, len(plan.Mounts)), "", "", ""},
+	}, nil
+}
+
+// rawArgs asks bubblewrap to make the plan's mounts itself.
+func rawArgs(plan *sandbox.Plan) []string {
+	var args []string
+	for _, m := range plan.Mounts {
+		switch m.Op {
+		case sandbox.OpBind:
+			flag := "--ro-bind"
+			if m.Access == sandbox.ReadWrite {
+				flag = "--bind"
+			}
+			source := m.Source
+			args = append(args, flag, source, m.Target)
+		case sandbox.OpTmpfs, sandbox.OpCover:
+			args = append(args, "--tmpfs", m.Target)
+		case sandbox.OpLink:
+			args = append(args, "--symlink", m.Source, m.Target)
+		case sandbox.OpDir:
+			args = append(args, "--dir", m.Target)
+		case sandbox.OpFile:
+			args = append(args, "--dir", filepath.Dir(m.Target))
+		}
+	}
+	return append(args, "--proc", "/proc", "--dev", "/dev", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent")
+}
+
+// untilFirstByte gives the milliseconds from the start to the first byte written.
+func untilFirstByte(start func(*os.File) (func(), error)) (float64, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	began := time.Now()
+	wait, err := start(w)
+	w.Close()
+	if err != nil {
+		return 0, err
+	}
+	_, err = r.Read(make([]byte, 16))
+	took := time.Since(began)
+	wait()
+	if err != nil {
+		return 0, fmt.Errorf("the program wrote nothing: %w", err)
+	}
+	return float64(took.Microseconds()) / 1e3, nil
+}
+
+// execTrip measures `agentconnect agent exec ID -- true`, all of it, beside bubblewrap
+// alone running true.
+func execTrip(ctx context.Context, pairs int) ([]row, error) {
+	b, err := newBed()
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	cli := filepath.Join(filepath.Dir(b.programs.Guest), "agentconnect")
+	if _, err := os.Stat(cli); err != nil {
+		return nil, err
+	}
+	root := filepath.Join(b.dir, "root")
+	command := func(args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, cli, append([]string{"--root", root}, args...)...)
+		// Short, since a socket's path has a limit.
+		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR=")
+		return cmd
+	}
+	if out, err := command("agent", "add", "a", "--runtime", "selftest").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("agent add: %w: %s", err, out)
+	}
+	daemon := command("run", "--supervisor", "direct")
+	var said bytes.Buffer
+	daemon.Stderr = &said
+	if err := daemon.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		daemon.Process.Signal(os.Interrupt)
+		_ = daemon.Wait()
+	}()
+	for {
+		out, err := command("agent", "start", "a").CombinedOutput()
+		if err == nil {
+			break
+		}
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 75 || ctx.Err() != nil {
+			return nil, fmt.Errorf("agent start: %w: %s%s", err, out, said.Bytes())
+		}
+	}
+	plan, err := b.warm(ctx)
+	if err != nil {
+		return nil, err
+	}
+	args := append(rawArgs(plan), "--", "/bin/true")
+	var ours, peers []float64
+	for range pairs {
+		o, err := took(command("agent", "exec", "a", "--", "true"))
+		if err != nil {
+			return nil, err
+		}
+		p, err := took(exec.CommandContext(ctx, b.programs.Bwrap, args...))
+		if err != nil {
+			return nil, err
+		}
+		ours, peers = append(ours, o), append(peers, p)
+	}
+	return []row{{"agent exec ID -- true, whole", ms(ours), ms(peers) + " bwrap true, same mounts", ratio(median(ours) / median(peers)), ""}}, nil
+}
+
+func took(cmd *exec.Cmd) (float64, error) {
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w: %s", cmd.Path, err, out)
+	}
+	return float64(time.Since(began).Microseconds()) / 1e3, nil
+}
+
+// relay is a broker between pipes and a Unix socket, as a supervisor has it.
+type relay struct {
+	w      io.Writer     // the runtime's stdout
+	r      *bufio.Reader // the client's side
+	finish func()
+}
+
+const frameSize = 4 << 10
+
+func update(size int) []byte {
+	head := `{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"`
+	return []byte(head + strings.Repeat("x", size-len(head)-6) + "\"}}}}\n")
+}
+
+type everywhere struct{}
+
+func (everywhere) CheckDir(p string) (string, error)          { return p, nil }
+func (everywhere) CheckFile(p string, _ bool) (string, error) { return p, nil }
+
+func newRelay(ctx context.Context) (*relay, error) {
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	outR, outW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "agentconnect-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", filepath.Join(dir, "s"))
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	near, err := new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	far, err := l.Accept()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	broker := acp.NewBroker(acp.Options{RuntimeIn: inW, RuntimeOut: outR, Sandboxed: true, Paths: everywhere{}})
+	ended := make(chan error, 1)
+	go func() { ended <- broker.Run(ctx) }()
+	go func() { _ = broker.Attach(ctx, far, "bench") }() // ends with finish
+	runtimeIn, client := bufio.NewReader(inR), bufio.NewReaderSize(near, 64<<10)
+	for _, step := range []struct {
+		w    io.Writer
+		r    *bufio.Reader
+		line string
+	}{
+		{near, runtimeIn, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}`},
+		{outW, client, `{"jsonrpc":"2.0","id":1,"result":{}}`},
+		{near, runtimeIn, `{"jsonrpc":"2.0","id":2,"method":"session/new","params":{"cwd":"/ws","mcpServers":[]}}`},
+		{outW, client, `{"jsonrpc":"2.0","id":2,"result":{"sessionId":"s"}}`},
+	} {
+		if _, err := io.WriteString(step.w, step.line+"\n"); err != nil {
+			cancel()
+			return nil, err
+		}
+		if _, err := step.r.ReadString('\n'); err != nil {
+			cancel()
+			return nil, err
+		}
+	}
+	return &relay{w: outW, r: client, finish: func() {
+		cancel()
+		_ = <-ended // it was cancelled
+		broker.Fail("over")
+		near.Close()
+	}}, nil
+}
+
+func relayLatency(ctx context.Context, _ int) ([]row, error) {
+	rel, err := newRelay(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rel.finish()
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer pr.Close()
+	defer pw.Close()
+	line := update(frameSize)
+	pipe := bufio.NewReaderSize(pr, 64<<10)
+	buf := make([]byte, len(line))
+	one := func(w io.Writer, r io.Reader) (float64, error) {
+		began := time.Now()
+		if _, err := w.Write(line); err != nil {
+			return 0, err
+		}
+		_, err := io.ReadFull(r, buf)
+		return float64(time.Since(began).Nanoseconds()) / 1e3, err
+	}
+	var ours, peers []float64
+	for range 5000 {
+		o, err := one(rel.w, rel.r)
+		if err != nil {
+			return nil, err
+		}
+		p, err := one(pw, pipe)
+		if err != nil {
+			return nil, err
+		}
+		ours, peers = append(ours, o), append(peers, p)
+	}
+	at := func(v []float64, q float64) float64 {
+		slices.Sort(v)
+		return v[int(float64(len(v)-1)*q)]
+	}
+	return []row{
+		{"ACP relay, 4 KB, added p50", fmt.Sprintf("%.0f µs", at(ours, .5)-at(peers, .5)), fmt.Sprintf("pipe %.0f µs", at(peers, .5)), "", "≤ 60 µs"},
+		{"ACP relay, 4 KB, added p99", fmt.Sprintf("%.0f µs", at(ours, .99)-at(peers, .99)), fmt.Sprintf("pipe %.0f µs", at(peers, .99)), "", ""},
+	}, nil
+}
+
+func relayThroughput(ctx context.Context, _ int) ([]row, error) {
+	rel, err := newRelay(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rel.finish()
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer pr.Close()
+	defer pw.Close()
+	line := update(frameSize)
+	const frames = 20000
+	stream := func(w io.Writer, r io.Reader) (float64, error) {
+		began := time.Now()
+		read := make(chan error, 1)
+		go func() {
+			_, err := io.CopyN(io.Discard, r, int64(frames*len(line)))
+			read <- err
+		}()
+		for range frames {
+			if _, err := w.Write(line); err != nil {
+				return 0, err
+			}
+		}
+		err := <-read
+		return float64(frames*len(line)) / 1e6 / time.Since(began).Seconds(), err
+	}
+	var ours, peers []float64
+	for range 5 {
+		o, err := stream(rel.w, rel.r)
+		if err != nil {
+			return nil, err
+		}
+		p, err := stream(pw, bufio.NewReaderSize(pr, 64<<10))
+		if err != nil {
+			return nil, err
+		}
+		ours, peers = append(ours, o), append(peers, p)
+	}
+	return []row{{"ACP relay, 4 KB frames", fmt.Sprintf("%.0f MB/s", median(ours)), fmt.Sprintf("%.0f MB/s plain pipe", median(peers)), ratio(median(ours) / median(peers)), "≥ 0.5"}}, nil
+}
+
+// memory measures a supervisor with its runtime and one attached client at rest.
+func memory(ctx context.Context, _ int) ([]row, error) {
+	b, err := newBed()
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	spec := wire.Spec{
+		Version: wire.Version, Agent: "a", Sandboxed: true, Policy: b.policy, Argv: []string{sandbox.GuestPath, "selftest"},
+		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + b.dir}, Dir: b.policy.Workspace, Socket: filepath.Join(b.dir, "a.sock"),
+		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, StopGrace: wire.Duration(time.Second), KillGrace: wire.Duration(time.Second),
+	}
+	sealed, err := launch.Sealed("spec", spec)
+	if err != nil {
+		return nil, err
+	}
+	defer sealed.Close()
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(b.dir, "n"), Net: "unixgram"})
+	if err != nil {
+		return nil, err
+	}
+	defer notify.Close()
+	cmd := exec.CommandContext(ctx, b.programs.Supervisor)
+	cmd.Env = []string{"NOTIFY_SOCKET=" + filepath.Join(b.dir, "n")}
+	cmd.ExtraFiles = []*os.File{sealed}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+	}()
+	buf := make([]byte, 4096)
+	if err := notify.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		return nil, err
+	}
+	for {
+		n, err := notify.Read(buf)
+		if err != nil {
+			return nil, fmt.Errorf("the supervisor did not become ready: %w", err)
+		}
+		if bytes.Contains(buf[:n], []byte("READY=1")) {
+			break
+		}
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "unix", spec.Socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	hello, err := json.Marshal(wire.Request{Version: wire.Version, Op: wire.OpAttach, Client: "bench"})
+	if err != nil {
+		return nil, err
+	}
+	r := bufio.NewReader(c)
+	for _, line := range []string{
+		string(hello), `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}`,
+		`{"jsonrpc":"2.0","id":2,"method":"session/new","params":{"cwd":"` + spec.Dir + `","mcpServers":[]}}`,
+	} {
+		if _, err := io.WriteString(c, line+"\n"); err != nil {
+			return nil, err
+		}
+		if _, err := r.ReadString('\n'); err != nil {
+			return nil, err
+		}
+	}
+	pss, err := pssOf(cmd.Process.Pid)
+	if err != nil {
+		return nil, err
+	}
+	return []row{{"supervisor at rest, PSS", fmt.Sprintf("%.1f MB", pss), "", "", "≤ 12 MB"}}, nil
+}
+
+// pssOf reads a process's proportional set size, in MB (10^6 bytes).
+func pssOf(pid int) (float64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
+			kb, err := strconv.Atoi(f[1])
+			return float64(kb) * 1024 / 1e6, err
+		}
+	}
+	return 0, errors.New("no Pss in smaps_rollup")
+}
+
+func median(v []float64) float64 {
+	s := slices.Sorted(slices.Values(v))
+	return s[len(s)/2]
+}
+
+func ms(v []float64) string { return fmt.Sprintf("%.1f ms", median(v)) }
+
+func ratio(r float64) string { return fmt.Sprintf("%.2f", r) }
