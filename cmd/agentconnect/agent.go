@@ -53,7 +53,7 @@ type settings struct {
 func (a *app) settings(c *cobra.Command, edit bool) *settings {
 	s := &settings{c: c, removeWords: edit}
 	f := c.Flags()
-	f.StringVar(&s.runtime, "runtime", "", "runtime by its name; `agentconnect runtimes` lists them")
+	f.StringVar(&s.runtime, "runtime", "", "runtime by its `NAME`; \"agentconnect runtimes\" lists them")
 	f.StringVar(&s.command, "command", "", "an ACP program that is not among the runtimes")
 	f.StringArrayVar(&s.args, "arg", nil, "argument of the program (repeat)")
 	f.StringVar(&s.workspace, "workspace", "", "project folder; a relative one lies in the agent's own directory")
