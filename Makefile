@@ -1,0 +1,91 @@
+# The build, the tests, and the demonstration.
+#
+#	make run     a real agent turn inside the boundary: what it could reach, what it could not
+#	make test    everything
+#
+# Both install what they need (apt-get; as root, or with sudo) and never run an agent as root:
+# started by root, they use the ordinary user agentconnect-dev and a copy of this tree below
+# that user's home. See packaging/dev/enter.sh.
+#
+# PKG=./sandbox/... and RUN=TestName narrow `make test`; FUZZTIME=60s lengthens the fuzz runs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+enter := packaging/dev/enter.sh
+go_dirs := cmd dbusctl sandbox units
+programs := agentconnect agentconnect-supervisor agentconnect-launch agentconnect-guest agentconnect-bench
+
+export GOFLAGS ?= -buildvcs=false
+AC_VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo dev)
+ldflags := -s -w -X agentconnect.md/sandbox/cmd/internal/version.Version=$(AC_VERSION)
+FUZZTIME ?= 10s
+PKG ?=
+RUN ?=
+BENCH ?=
+
+# Packages whose concurrency is the point run under the race detector.
+raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
+
+.PHONY: build run test lint bench fuzz cross fmt clean runtimes \
+	here-run here-test here-check here-bench here-fuzz here-cross
+
+build: ## the programs, static, into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(ldflags)' -o bin/ $(addprefix ./cmd/,$(programs))
+
+run:
+	@$(enter) run $(MAKE) --no-print-directory here-run
+
+test:
+	@$(enter) test $(MAKE) --no-print-directory here-test
+
+lint:
+	@$(enter) lint packaging/dev/lint.sh
+
+bench:
+	@$(enter) run $(MAKE) --no-print-directory here-bench
+
+fuzz:
+	@$(enter) run $(MAKE) --no-print-directory here-fuzz
+
+cross:
+	@$(enter) lint $(MAKE) --no-print-directory here-cross
+
+runtimes: ## the ACP runtimes from npm that the tests use
+	@$(enter) test packaging/dev/npm-runtimes.sh
+
+fmt:
+	gofmt -w $(go_dirs)
+
+clean:
+	rm -rf bin
+
+# ---- what the targets above do once an ordinary user does it ----
+
+here-run: build
+	@go run ./cmd/internal/demo -bin bin
+
+here-check:
+	@unformatted=$$(gofmt -l $(go_dirs)); \
+	if [ -n "$$unformatted" ]; then printf 'not formatted; run make fmt:\n%s\n' "$$unformatted" >&2; exit 1; fi
+	go vet ./...
+
+here-test: build here-check
+	@packaging/dev/npm-runtimes.sh >/dev/null
+	go run ./cmd/internal/testrun -race '$(raced)' -must packaging/dev/must-run.txt -run '$(RUN)' $(PKG)
+	@if [ -z '$(PKG)$(RUN)' ]; then $(MAKE) --no-print-directory here-fuzz; fi
+
+here-fuzz:
+	go run ./cmd/internal/testrun -fuzz $(FUZZTIME) $(PKG)
+
+here-bench: build
+	bin/agentconnect-bench $(BENCH)
+
+# vet compiles the tests, too.
+here-cross:
+	@for platform in linux/amd64 linux/arm64 darwin/arm64; do \
+		export GOOS=$${platform%/*} GOARCH=$${platform#*/} CGO_ENABLED=0; \
+		printf 'cross: %s\n' "$$platform"; \
+		go build -trimpath ./... && go vet ./... || exit 1; \
+	done
