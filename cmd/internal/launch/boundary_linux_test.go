@@ -470,18 +470,21 @@ func TestNothingRunsBeforeTheGateOpens(t *testing.T) {
 	}
 }
 
-func TestBwrapRemovedAfterTheProbeIsAnError(t *testing.T) {
+func TestBwrapRemovedOrReplacedAfterTheProbeIsAnError(t *testing.T) {
 	b := newBox(t)
 	mark := filepath.Join(b.policy.Workspace, "ran")
-	s := b.start("/usr/bin/touch", mark)
-	s.Bwrap = filepath.Join(b.home, "no-bwrap")
-	_, err := s.Run(context.Background())
-	var unavailable *UnavailableError
-	if !errors.As(err, &unavailable) {
-		t.Errorf("error %v", err)
-	}
-	if _, err := os.Lstat(mark); err == nil {
-		t.Error("the program ran without a boundary")
+	// What runs in its place and makes no sandbox is no better than nothing.
+	for _, bwrap := range []string{filepath.Join(b.home, "no-bwrap"), "/bin/false", "/bin/true"} {
+		s := b.start("/usr/bin/touch", mark)
+		s.Bwrap = bwrap
+		_, err := s.Run(context.Background())
+		var unavailable *UnavailableError
+		if !errors.As(err, &unavailable) {
+			t.Errorf("%s: error %v", bwrap, err)
+		}
+		if _, err := os.Lstat(mark); err == nil {
+			t.Errorf("%s: the program ran without a boundary", bwrap)
+		}
 	}
 }
 

@@ -137,11 +137,22 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		<-p.done
 		return nil, err
 	}
-	if spec.Plan != nil {
-		go p.learnInit(infoR)
-	} else {
+	if spec.Plan == nil {
 		infoR.Close()
 		close(p.told)
+		return p, nil
+	}
+	// bubblewrap tells of its first process before it starts anything: without that word
+	// there is no sandbox, whatever program stands in bubblewrap's place.
+	stop := context.AfterFunc(ctx, func() { infoR.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := p.learnInit(infoR); err != nil {
+		p.kill()
+		<-p.done
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, &UnavailableError{Err: fmt.Errorf("%s made no sandbox: %s: %w", s.Bwrap, p.end.Text, err)}
 	}
 	return p, nil
 }
@@ -269,22 +280,28 @@ func readWord(r io.Reader) ([]byte, error) {
 	return nil, errors.New("a word that does not end")
 }
 
-// learnInit reads the pid of the sandbox's first process, which bubblewrap tells.
-func (p *Process) learnInit(info *os.File) {
+// learnInit reads the pid of the sandbox's first process, which bubblewrap tells. An
+// error means that it told none.
+func (p *Process) learnInit(info *os.File) error {
 	defer close(p.told)
 	defer info.Close()
 	var v struct {
 		Child int `json:"child-pid"`
 	}
-	if json.NewDecoder(io.LimitReader(info, 64<<10)).Decode(&v) == nil {
-		fd, err := unix.PidfdOpen(v.Child, 0)
-		if err != nil {
-			return // it has ended already
-		}
-		p.mu.Lock()
-		p.init, p.initFD = v.Child, fd
-		p.mu.Unlock()
+	if err := json.NewDecoder(io.LimitReader(info, 64<<10)).Decode(&v); err != nil {
+		return fmt.Errorf("its first process is not known: %w", err)
 	}
+	if v.Child <= 1 {
+		return fmt.Errorf("its first process cannot be %d", v.Child)
+	}
+	fd, err := unix.PidfdOpen(v.Child, 0)
+	if err != nil {
+		return nil // it has ended already
+	}
+	p.mu.Lock()
+	p.init, p.initFD = v.Child, fd
+	p.mu.Unlock()
+	return nil
 }
 
 // Init gives the host's pid of the sandbox's first process once it is known; 0 if it
@@ -340,10 +357,15 @@ func (p *Process) kill() {
 // Stop ends the program: it waits for grace (the caller has closed its stdin), sends
 // SIGTERM, waits killGrace, sends SIGKILL. It returns when all is over.
 func (p *Process) Stop(ctx context.Context, grace, killGrace time.Duration) {
+	p.StopWith(ctx, grace, killGrace, p.Signal)
+}
+
+// StopWith is Stop with another way to signal all that belongs to the program.
+func (p *Process) StopWith(ctx context.Context, grace, killGrace time.Duration, signal func(syscall.Signal)) {
 	for _, step := range []struct {
 		wait time.Duration
 		then func()
-	}{{grace, func() { p.Signal(syscall.SIGTERM) }}, {killGrace, p.kill}} {
+	}{{grace, func() { signal(syscall.SIGTERM) }}, {killGrace, p.kill}} {
 		timer := time.NewTimer(max(step.wait, 0))
 		select {
 		case <-p.done:

@@ -91,6 +91,11 @@ func (p *Process) Signal(sig syscall.Signal) {
 
 // Stop ends the program: it waits for grace, sends SIGTERM, waits killGrace, kills.
 func (p *Process) Stop(ctx context.Context, grace, killGrace time.Duration) {
+	p.StopWith(ctx, grace, killGrace, p.Signal)
+}
+
+// StopWith is Stop with another way to signal all that belongs to the program.
+func (p *Process) StopWith(ctx context.Context, grace, killGrace time.Duration, signal func(syscall.Signal)) {
 	for _, step := range []struct {
 		wait time.Duration
 		sig  syscall.Signal
@@ -104,7 +109,7 @@ func (p *Process) Stop(ctx context.Context, grace, killGrace time.Duration) {
 			timer.Stop()
 		case <-timer.C:
 		}
-		p.Signal(step.sig)
+		signal(step.sig)
 	}
 	<-p.done
 }
