@@ -1,47 +1,47 @@
-// agentconnect-supervisor holds one running agent. It is started by the daemon or by the
-// user's service manager with a sealed spec on descriptor 3, and ends with the agent.
+// agentconnect-supervisor holds one running agent and ends with it.
+//
+//	agentconnect-supervisor                    started by the daemon: the sealed spec is descriptor 3
+//	agentconnect-supervisor ID SPEC-SOCKET     started by the user's service manager: the spec comes from
+//	                                           the daemon, or from the service's file descriptor store
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
-
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
-// Descriptors that whoever starts us passes.
+// Descriptors that the daemon passes under direct supervision.
 const (
 	specFD     = 3 // the sealed spec
-	lifelineFD = 4 // a pipe whose end of file says that the daemon is gone (direct mode)
+	lifelineFD = 4 // a pipe whose end of file says that the daemon is gone
 )
 
-// maxSpec bounds the spec, in bytes.
-const maxSpec = 16 << 20
+// Exit codes besides supervisor.ExitCode's.
+const (
+	exitNoDaemon = 75
+	exitBadSpec  = 78
+)
 
 func main() { os.Exit(run()) }
 
 func run() int {
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey && len(groups) == 0 {
-			return slog.Attr{} // whoever reads our stderr stamps the lines
-		}
-		return a
-	}}))
+	managed := len(os.Args) > 1
+	log := slog.New(newHandler(os.Stderr, managed))
 	fail := func(code int, err error) int {
-		notify("STATUS=" + err.Error())
+		notify("STATUS=" + strings.ReplaceAll(err.Error(), "\n", " "))
 		log.Error(err.Error())
 		return code
 	}
@@ -53,16 +53,36 @@ func run() int {
 	}
 	// It mostly waits: a small heap matters more than few collections.
 	debug.SetGCPercent(40)
-	spec, err := readSpec()
-	if err != nil {
-		return fail(78, fmt.Errorf("sealed spec: %w; agentconnect-supervisor is started by the daemon, not by hand", err))
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	ctx = lifeline(ctx)
-	s, err := supervisor.New(*spec, supervisor.Options{Log: log, Notify: notify, Build: version.Version})
+	opts := supervisor.Options{Log: log, Notify: notify, Build: version.Version}
+	var spec *wire.Spec
+	var err error
+	switch len(os.Args) {
+	case 1:
+		ctx = lifeline(ctx)
+		spec, err = supervisor.ReadSpec(os.NewFile(specFD, "spec"))
+	case 3:
+		spec, err = managedSpec(ctx, log, os.Args[1], os.Args[2])
+	default:
+		err = errors.New("wrong arguments")
+	}
+	if err == nil && managed {
+		opts.Placer, err = placer(spec)
+	}
+	var refused *supervisor.SpecError
+	switch {
+	case err == nil:
+	case errors.As(err, &refused):
+		return fail(refused.Code, err)
+	case errors.Is(err, errNoDaemon):
+		return fail(exitNoDaemon, err)
+	default:
+		return fail(exitBadSpec, fmt.Errorf("sealed spec: %w; agentconnect-supervisor is started by the daemon or by systemd, not by hand", err))
+	}
+	s, err := supervisor.New(*spec, opts)
 	if err != nil {
-		return fail(78, err)
+		return fail(exitBadSpec, err)
 	}
 	if err := s.Run(ctx); err != nil {
 		return fail(supervisor.ExitCode(err), err)
@@ -70,22 +90,43 @@ func run() int {
 	return 0
 }
 
-// notify tells the service manager, or the daemon in its place; without one nobody.
-func notify(state string) { _, _ = daemon.SdNotify(false, state) }
+var errNoDaemon = errors.New("no daemon answers")
 
-func readSpec() (*wire.Spec, error) {
-	f := os.NewFile(specFD, "spec")
+// managedSpec asks the daemon, whose word is the newest; without one the spec that the
+// service kept over the restart serves. With neither nothing starts.
+func managedSpec(ctx context.Context, log *slog.Logger, id, socket string) (*wire.Spec, error) {
+	stored := supervisor.StoredSpec(os.Environ())
+	f, err := supervisor.AskSpec(ctx, socket, id)
+	var refused *supervisor.SpecError
+	switch {
+	case err == nil:
+		if stored != nil {
+			stored.Close()
+		}
+		if serr := supervisor.StoreSpec(os.Getenv("NOTIFY_SOCKET"), f); serr != nil {
+			log.Warn("the spec is not kept: a restart needs the daemon", "error", serr)
+		}
+	case errors.As(err, &refused) || stored == nil && ctx.Err() != nil:
+		return nil, err
+	case stored == nil:
+		return nil, fmt.Errorf("agent %s: %w on %s and no spec was kept from before (%w); start the daemon with `agentconnect up`", id, errNoDaemon, socket, err)
+	default:
+		log.Warn("the daemon does not answer; started with the policy of the last start", "error", err)
+		f = stored
+	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxSpec))
+	spec, err := supervisor.ReadSpec(f)
 	if err != nil {
 		return nil, err
 	}
-	var spec wire.Spec
-	if err := json.Unmarshal(b, &spec); err != nil {
-		return nil, err
+	if spec.Agent != id {
+		return nil, fmt.Errorf("it is of agent %s, not %s", spec.Agent, id)
 	}
-	return &spec, nil
+	return spec, nil
 }
+
+// notify tells the service manager, or the daemon in its place; without one nobody.
+func notify(state string) { _, _ = daemon.SdNotify(false, state) }
 
 // lifeline ends the context with the daemon that holds the other end of descriptor 4.
 func lifeline(ctx context.Context) context.Context {

@@ -86,7 +86,7 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 		}
 	}
 	st.Stdin, st.Stdout, st.Stderr = files[0], files[1], files[2]
-	process, err := st.Run(ctx)
+	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)})
 	for _, f := range files {
 		f.Close()
 	}
@@ -129,8 +129,10 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 	}
 	defer stderr.close()
 	st.Stderr = stderr.w
-	process, err := st.Run(ctx)
+	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)})
 	if err != nil {
+		stderr.closeWrite()
+		s.logStderr(stderr.r)
 		return refuse(err)
 	}
 	theirs.Close()
@@ -194,7 +196,8 @@ func receiveMaster(from *os.File) (*os.File, error) {
 }
 
 // follow waits for the command's end and tells it; a client that goes away ends it.
-func (s *Supervisor) follow(ctx context.Context, conn *net.UnixConn, process *launch.Process) error {
+func (s *Supervisor) follow(ctx context.Context, conn *net.UnixConn, process *program) error {
+	defer process.close()
 	gone := make(chan struct{})
 	watched := make(chan struct{})
 	go func() {
@@ -211,11 +214,12 @@ func (s *Supervisor) follow(ctx context.Context, conn *net.UnixConn, process *la
 	case <-process.Done():
 	case <-gone:
 		process.Signal(syscall.SIGHUP)
-		process.Stop(ctx, 0, execKillGrace)
+		process.stop(ctx, 0, execKillGrace)
 	case <-ctx.Done():
-		process.Stop(ctx, 0, execKillGrace)
+		process.stop(ctx, 0, execKillGrace)
 	}
 	<-process.Done()
+	process.sweep()
 	end := process.End()
 	err := writeLine(conn, wire.ExecEnd{Code: end.Code})
 	_ = conn.CloseRead() // ends the watcher

@@ -34,8 +34,8 @@ type Options struct {
 	Log *slog.Logger
 	// Notify tells the service manager ("READY=1", "STATUS=…"); may be nil.
 	Notify func(state string)
-	// Place puts a started process where its limits are, before the gate opens; may be nil.
-	Place func(ctx context.Context, pid int) error
+	// Placer puts started processes where their limits are; nil under direct supervision.
+	Placer Placer
 	// Build is this program's version.
 	Build string
 }
@@ -48,13 +48,14 @@ type Supervisor struct {
 	since time.Time
 
 	mu       sync.Mutex
-	process  *launch.Process
+	process  *program
 	broker   *acp.Broker
 	plan     *sandbox.Plan
 	clients  int
 	sessions int
 	execs    int
 	served   bool // a command was served
+	lastExec lastExec
 	notes    []string
 
 	execDone chan struct{} // one token after each command
@@ -97,7 +98,7 @@ func (s *Supervisor) compile() (*sandbox.Plan, error) {
 
 // start makes the launch of a program in this agent's boundary.
 func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
-	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir, Place: s.opts.Place}
+	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir}
 	if s.spec.Sandboxed {
 		st.Bwrap = s.spec.Bwrap
 		st.Compile = s.compile
@@ -176,13 +177,17 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 	defer stderr.close()
 	st := s.start(s.spec.Argv, s.spec.Env, s.spec.Dir)
 	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
-	process, err := st.Run(ctx)
+	process, err := s.run(ctx, st, Placement{})
 	if err != nil {
+		// All that wrote there has ended: bubblewrap's own words, if it came that far.
+		stderr.closeWrite()
+		s.logStderr(stderr.r)
 		if ctx.Err() != nil {
 			return nil // stopped before the gate opened; nothing has run
 		}
 		return err
 	}
+	defer process.close()
 	in.closeRead()
 	out.closeWrite()
 	stderr.closeWrite()
@@ -202,6 +207,9 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 		s.notes = append(s.notes, s.plan.Notes...)
 	}
 	s.notes = append(s.notes, weaknesses(s.spec)...)
+	if process.scope != nil {
+		s.notes = append(s.notes, process.scope.Notes()...)
+	}
 	notes := s.notes
 	s.mu.Unlock()
 	for _, n := range notes {
@@ -224,7 +232,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 		stopped = true
 		s.opts.Notify("STOPPING=1")
 		broker.CloseInput()
-		process.Stop(context.WithoutCancel(ctx), time.Duration(s.spec.StopGrace), time.Duration(s.spec.KillGrace))
+		process.stop(context.WithoutCancel(ctx), time.Duration(s.spec.StopGrace), time.Duration(s.spec.KillGrace))
 	case <-process.Done():
 	case reason = <-brokerEnd:
 		// The runtime closed its stdout or broke the protocol: without it there is no agent.
@@ -234,11 +242,12 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 			wait = 0
 		}
 		broker.CloseInput()
-		process.Stop(ctx, wait, time.Duration(s.spec.KillGrace))
+		process.stop(ctx, wait, time.Duration(s.spec.KillGrace))
 	}
 	<-process.Done()
+	process.sweep()
 	end := process.End()
-	text := "the runtime ended: " + end.Text
+	text := "the runtime ended: " + process.why()
 	if stopped {
 		text = "stopped"
 	} else if reason != nil && !errors.Is(reason, io.EOF) {

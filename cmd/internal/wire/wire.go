@@ -38,9 +38,27 @@ type Spec struct {
 	Bwrap    string `json:"bwrap"`
 	// ClientFiles allows fs/* requests towards ACP clients ("workspace") or not ("").
 	ClientFiles string `json:"clientFiles,omitempty"`
+	// Limits of the runtime's scope; nil under direct supervision.
+	Limits *Limits `json:"limits,omitempty"`
+	// ProbeFile is where the probe's last result stands, under a service manager: a
+	// sandboxed agent does not start against it.
+	ProbeFile string `json:"probeFile,omitempty"`
 	// StopGrace and KillGrace are the waits after end of stdin and after SIGTERM.
 	StopGrace Duration `json:"stopGrace"`
 	KillGrace Duration `json:"killGrace"`
+}
+
+// Limits bound a scope. Zero means no word about it.
+type Limits struct {
+	MemoryHigh    uint64  `json:"memoryHigh,omitempty"`    // bytes
+	MemoryMax     uint64  `json:"memoryMax,omitempty"`     // bytes
+	MemorySwapMax *uint64 `json:"memorySwapMax,omitempty"` // bytes; 0 is no swap
+	CPUQuota      uint64  `json:"cpuQuota,omitempty"`      // µs of processor time per second
+	CPUWeight     uint64  `json:"cpuWeight,omitempty"`
+	TasksMax      uint64  `json:"tasksMax,omitempty"`
+	// Asked names those that an operator set ("memory", "cpu", "tasks"): without them the
+	// agent does not start. The others are defaults, whose lack status says.
+	Asked []string `json:"asked,omitempty"`
 }
 
 // Duration is a time.Duration that reads and writes as Go's text form ("5s").
@@ -63,6 +81,8 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 type Request struct {
 	Version int    `json:"v"`
 	Op      string `json:"op"`
+	// Agent is for OpSpec.
+	Agent string `json:"agent,omitempty"`
 	// Client names who attaches, for status ("zed", "prompt").
 	Client string `json:"client,omitempty"`
 	// Argv, Env ("K=V", added), Dir and TTY are for OpExec. Without TTY the
@@ -87,6 +107,9 @@ const (
 	// SCM_RIGHTS) the supervisor sends one more line, an ExecEnd. If the client
 	// goes away first, the command is ended.
 	OpExec = "exec"
+	// OpSpec, on the daemon's spec socket alone: the Reply carries the sealed spec of
+	// Agent as SCM_RIGHTS, or an error with the supervisor's exit code.
+	OpSpec = "spec"
 	// OpStatus: the Reply carries Status; the connection then closes.
 	OpStatus = "status"
 )
@@ -96,6 +119,7 @@ type Reply struct {
 	Version int     `json:"v"`
 	OK      bool    `json:"ok"`
 	Error   string  `json:"error,omitempty"`
+	Code    int     `json:"code,omitempty"` // with Error, of OpSpec
 	Status  *Status `json:"status,omitempty"`
 }
 

@@ -1,0 +1,4 @@
+//go:build !linux
+
+// Package cgroup reads control groups; only Linux has them.
+package cgroup

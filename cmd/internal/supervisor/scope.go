@@ -1,0 +1,101 @@
+// Where a started process is put before its gate opens: the seam to a service manager.
+
+package supervisor
+
+import (
+	"context"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/launch"
+)
+
+// Placement says what is placed.
+type Placement struct {
+	// Exec numbers a command beside the runtime; 0 is the runtime.
+	Exec uint64
+}
+
+// Placer puts processes into scopes of their own. Under direct supervision there is none.
+type Placer interface {
+	// Place returns when pid is in its scope and the scope's limits were read back. An
+	// error ends the start; nothing of the program has run then.
+	Place(ctx context.Context, p Placement, pid int) (Scope, error)
+}
+
+// Scope is where a program runs. Its stop needs no bus and no manager.
+type Scope interface {
+	Signal(sig syscall.Signal) error
+	Kill() error
+	// Why says in the user's terms what the scope knows of the program's end ("out of
+	// memory: 2 GiB limit"), or nothing.
+	Why() string
+	// Notes are things that the operator should know: a limit that is not in force.
+	Notes() []string
+	Close()
+}
+
+// program is one process with its scope.
+type program struct {
+	*launch.Process
+	scope Scope // nil under direct supervision
+}
+
+// lastExec numbers the commands of this supervisor.
+type lastExec struct{ n atomic.Uint64 }
+
+// run starts a program of this agent and puts it in its scope.
+func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement) (*program, error) {
+	p := &program{}
+	if s.opts.Placer != nil {
+		st.Place = func(ctx context.Context, pid int) (err error) {
+			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
+			return err
+		}
+	}
+	process, err := st.Run(ctx)
+	if err != nil {
+		if p.scope != nil {
+			p.scope.Close()
+		}
+		return nil, err
+	}
+	p.Process = process
+	return p, nil
+}
+
+// stop ends the program in steps. What is left in its scope ends with it.
+func (p *program) stop(ctx context.Context, grace, killGrace time.Duration) {
+	if p.scope == nil || p.Plan != nil {
+		p.Stop(ctx, grace, killGrace)
+	} else {
+		// Without a boundary the scope knows better than the tree of processes what belongs.
+		p.StopWith(ctx, grace, killGrace, func(sig syscall.Signal) { _ = p.scope.Signal(sig) })
+	}
+	p.sweep()
+}
+
+// sweep ends what is left in the scope when the program has ended.
+func (p *program) sweep() {
+	if p.scope != nil {
+		_ = p.scope.Kill() // what cannot be killed is the manager's, which stops the scope
+	}
+}
+
+// why is the scope's word on the end, or the process's own.
+func (p *program) why() string {
+	if p.scope != nil {
+		if w := p.scope.Why(); w != "" {
+			return w
+		}
+	}
+	return p.End().Text
+}
+
+// close lets go of the scope.
+func (p *program) close() {
+	if p.scope != nil {
+		p.scope.Close()
+	}
+}
