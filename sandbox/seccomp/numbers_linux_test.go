@@ -90,6 +90,11 @@ func TestNumbersAreThoseOfTheKernelHeaders(t *testing.T) {
 		"unshare":                 unix.SYS_UNSHARE,
 		"userfaultfd":             unix.SYS_USERFAULTFD,
 		"vhangup":                 unix.SYS_VHANGUP,
+		"fchmod":                  unix.SYS_FCHMOD,
+		"fchmodat":                unix.SYS_FCHMODAT,
+		"fchmodat2":               unix.SYS_FCHMODAT2,
+		"openat":                  unix.SYS_OPENAT,
+		"mknodat":                 unix.SYS_MKNODAT,
 	}
 	maps.Copy(want, onlyHere)
 	if d := cmp.Diff(want, abis[runtime.GOARCH].calls); d != "" {

@@ -77,6 +77,10 @@ const (
 	protoSMC    = 256
 	setReplace  = 64 // IPT_SO_SET_REPLACE, IP6T_SO_SET_REPLACE
 	newUser     = 0x10000000
+	setID       = 0o6000   // S_ISUID, S_ISGID
+	ifDevice    = 0o20000  // the bit that S_IFCHR and S_IFBLK have and no other kind
+	oCreat      = 0x40     // O_CREAT
+	oTmpfile    = 0x400000 // __O_TMPFILE
 )
 
 var families = []uint32{afUnspec, afUnix, afInet, afInet6, afNetlink}
@@ -115,6 +119,19 @@ var table = []row{
 	{call: "nfsservctl", errno: eNOSYS, why: "gone since Linux 3.1"},
 	{call: "move_pages", errno: eNOSYS, why: "tells which physical node holds a page, also of other processes; ENOSYS is a kernel without NUMA. mbind and set_mempolicy stay for databases and JVMs"},
 	{call: "migrate_pages", errno: eNOSYS, why: "the same"},
+
+	// Files that keep more than their content on the host, where the view's nosuid and nodev
+	// do not hold: a set-id program in a workspace is the user's for everybody to run.
+	{call: "chmod", errno: ePERM, when: []cond{{1, anyBit, []uint32{setID}}}, why: "set-user-id and set-group-id programs outlive the agent in the workspace"},
+	{call: "fchmod", errno: ePERM, when: []cond{{1, anyBit, []uint32{setID}}}, why: "the same"},
+	{call: "fchmodat", errno: ePERM, when: []cond{{2, anyBit, []uint32{setID}}}, why: "the same"},
+	{call: "fchmodat2", errno: ePERM, when: []cond{{2, anyBit, []uint32{setID}}}, why: "the same"},
+	{call: "creat", errno: ePERM, when: []cond{{1, anyBit, []uint32{setID}}}, why: "the same, at once"},
+	{call: "open", errno: ePERM, when: []cond{{1, anyBit, []uint32{oCreat, oTmpfile}}, {2, anyBit, []uint32{setID}}}, why: "the same; without O_CREAT or O_TMPFILE the third argument is not there"},
+	{call: "openat", errno: ePERM, when: []cond{{2, anyBit, []uint32{oCreat, oTmpfile}}, {3, anyBit, []uint32{setID}}}, why: "the same"},
+	{call: "openat2", errno: eNOSYS, why: "its mode lies in memory, which a filter cannot read; callers fall back to openat as on Linux before 5.6"},
+	{call: "mknod", errno: ePERM, when: []cond{{1, anyBit, []uint32{setID, ifDevice}}}, why: "the same, and devices: the kernel lets anybody make a 0:0 one, which overlay file systems take for a hole"},
+	{call: "mknodat", errno: ePERM, when: []cond{{2, anyBit, []uint32{setID, ifDevice}}}, why: "the same"},
 
 	// Files by another name than their path.
 	{call: "open_by_handle_at", errno: ePERM, why: "opens any file of a mounted file system by number, past every mount of ours; newer kernels let the root of a user namespace do so"},
@@ -186,7 +203,6 @@ var leftOpen = []struct{ call, why string }{
 	{"get_mempolicy", "databases, JVMs"},
 	{"fanotify_init", "file watchers; unprivileged use sees only what the caller could open"},
 	{"memfd_create", "every JIT compiler; nothing inside forbids running code, so nothing is gained"},
-	{"openat2", "containers' and our own path checks"},
 	{"statmount", "shows the caller's own mounts, as /proc/self/mountinfo does"},
 	{"listmount", "the same"},
 	{"landlock_create_ruleset", "an inner sandbox narrows further"},
@@ -201,14 +217,19 @@ var abis = map[string]abi{
 		"adjtimex":                159,
 		"bpf":                     321,
 		"capset":                  126,
+		"chmod":                   90,
 		"chroot":                  161,
 		"clock_adjtime":           305,
 		"clock_settime":           227,
 		"clone":                   56,
 		"clone3":                  435,
+		"creat":                   85,
 		"delete_module":           176,
 		"eventfd2":                290,
 		"fanotify_init":           300,
+		"fchmod":                  91,
+		"fchmodat":                268,
+		"fchmodat2":               452,
 		"finit_module":            313,
 		"fsconfig":                431,
 		"fsmount":                 432,
@@ -232,6 +253,8 @@ var abis = map[string]abi{
 		"mbind":                   237,
 		"memfd_create":            319,
 		"migrate_pages":           256,
+		"mknod":                   133,
+		"mknodat":                 259,
 		"modify_ldt":              154,
 		"mount":                   165,
 		"mount_setattr":           442,
@@ -239,9 +262,11 @@ var abis = map[string]abi{
 		"move_pages":              279,
 		"name_to_handle_at":       303,
 		"nfsservctl":              180,
+		"open":                    2,
 		"open_by_handle_at":       304,
 		"open_tree":               428,
 		"open_tree_attr":          467,
+		"openat":                  257,
 		"openat2":                 437,
 		"perf_event_open":         298,
 		"personality":             135,
@@ -289,6 +314,9 @@ var abis = map[string]abi{
 		"delete_module":           106,
 		"eventfd2":                19,
 		"fanotify_init":           262,
+		"fchmod":                  52,
+		"fchmodat":                53,
+		"fchmodat2":               452,
 		"finit_module":            273,
 		"fsconfig":                431,
 		"fsmount":                 432,
@@ -310,6 +338,7 @@ var abis = map[string]abi{
 		"mbind":                   235,
 		"memfd_create":            279,
 		"migrate_pages":           238,
+		"mknodat":                 33,
 		"mount":                   40,
 		"mount_setattr":           442,
 		"move_mount":              429,
@@ -319,6 +348,7 @@ var abis = map[string]abi{
 		"open_by_handle_at":       265,
 		"open_tree":               428,
 		"open_tree_attr":          467,
+		"openat":                  56,
 		"openat2":                 437,
 		"perf_event_open":         241,
 		"personality":             92,
