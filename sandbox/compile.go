@@ -33,7 +33,10 @@ type rule struct {
 	// miss in it may be made.
 	private bool
 	grant   bool
-	why     string
+	// keep mounts it also where the mount above shows it with the same access: the agent
+	// cannot rename a mount point, so what the operator named stays what it was.
+	keep bool
+	why  string
 }
 
 func strictness(a Access) int {
@@ -88,6 +91,13 @@ func Compile(p Policy, h Host) (*Plan, error) {
 	mounts, err := c.layout()
 	if err != nil {
 		return nil, err
+	}
+	if p.Nesting {
+		for _, m := range mounts {
+			if m.Pinned && !m.Create {
+				c.note("nesting is on: in a namespace of its own the agent can move %s away and put another in its place; what lies in it is read-only for as long as it lies there", m.Target)
+			}
+		}
 	}
 	return &Plan{
 		Agent: p.Agent, Mounts: mounts, Network: p.Network, Nesting: p.Nesting,
@@ -317,13 +327,12 @@ func (c *compiler) own() error {
 	if !filepath.IsAbs(lexical) {
 		lexical = filepath.Join(c.p.AgentDir, lexical)
 	}
-	c.place(filepath.Clean(lexical), ws, rule{access: ReadWrite, kind: KindDir, why: "workspace"})
-	if c.p.Read == ReadHost {
-		// ROOT may lie outside the home; nothing of it shows but what place put there.
-		for _, at := range dedup(c.p.Root, realOr(c.h, c.p.Root)) {
-			if _, taken := c.rules[at]; !taken && !inside(at, c.p.Home) {
-				c.add(rule{target: at, op: OpTmpfs, access: Hidden, kind: KindDir, mode: 0o755, why: "AgentConnect's own directory"})
-			}
+	c.place(filepath.Clean(lexical), ws, rule{access: ReadWrite, kind: KindDir, keep: true, why: "workspace"})
+	// ROOT may lie outside the home, in a tree that is exposed: nothing of it shows but what
+	// place put there.
+	for _, at := range dedup(c.p.Root, realOr(c.h, c.p.Root)) {
+		if !inside(at, c.p.Home) && !inside(at, realOr(c.h, c.p.Home)) {
+			c.add(rule{target: at, op: OpTmpfs, access: Hidden, kind: KindDir, mode: 0o755, why: "AgentConnect's own directory"})
 		}
 	}
 	return nil
@@ -332,6 +341,9 @@ func (c *compiler) own() error {
 // place adds a host path at the path it was named by and at the one it resolves to, so
 // that an editor's paths and getcwd agree.
 func (c *compiler) place(lexical, real string, r rule) {
+	if home := realOr(c.h, c.p.Home); lexical == real && home != c.p.Home && inside(real, home) {
+		lexical = filepath.Join(c.p.Home, strings.TrimPrefix(real, home))
+	}
 	for _, at := range dedup(lexical, real) {
 		r.target, r.source, r.op = at, real, OpBind
 		c.add(r)
@@ -384,7 +396,7 @@ func (c *compiler) grants() error {
 		if g.Access != ReadOnly && g.Access != ReadWrite {
 			return fmt.Errorf("grant %s: access %q is neither ro nor rw", g.Path, g.Access)
 		}
-		if err := CheckGrant(c.p, g.Path, c.h); err != nil {
+		if err := CheckGrant(c.p, g.Path, g.Access, c.h); err != nil {
 			if errors.Is(err, fs.ErrNotExist) {
 				// Nothing is made on the host, and no mount point is left behind.
 				c.note("grant %s: the path does not exist, so it is not part of the view; make it and restart the agent", g.Path)
@@ -396,7 +408,7 @@ func (c *compiler) grants() error {
 		if err != nil {
 			return fmt.Errorf("grant %s: %w", g.Path, err)
 		}
-		c.place(filepath.Clean(g.Path), real, rule{access: g.Access, kind: kind, grant: true, why: "grant " + g.Path + ":" + string(g.Access)})
+		c.place(filepath.Clean(g.Path), real, rule{access: g.Access, kind: kind, grant: true, keep: true, why: "grant " + g.Path + ":" + string(g.Access)})
 	}
 	return nil
 }
@@ -418,14 +430,30 @@ func (c *compiler) run() error {
 	return nil
 }
 
+// maxCovers bounds the sockets that are covered: each costs a mount, and an agent could
+// make thousands in a folder that it shares.
+const maxCovers = 256
+
 // sockets covers the host's Unix sockets in what is exposed: a socket can be connected
 // to through a read-only mount.
 func (c *compiler) sockets() error {
-	paths, err := c.h.Sockets()
+	paths, odd, err := c.h.Sockets()
 	if err != nil {
 		return fmt.Errorf("the host's sockets cannot be listed: %w; the agent is not started, since it could connect to one in a folder that it sees", err)
 	}
 	sorted := c.sorted()
+	// The kernel tells the names that sockets were bound by; moved, linked, or bound by a
+	// relative name or in another network namespace, they are found by looking.
+	for _, r := range sorted {
+		if r.op == OpBind && r.keep && r.kind == KindDir {
+			found, all := c.h.SocketsBelow(r.source, odd)
+			paths = append(paths, found...)
+			if !all {
+				c.note("%s is too large to look for every socket in it: an agent can connect to one that is moved or linked there", r.source)
+			}
+		}
+	}
+	covers := 0
 	for _, path := range paths {
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 			continue
@@ -435,11 +463,14 @@ func (c *compiler) sockets() error {
 			continue
 		}
 		for _, r := range sorted {
-			if r.op != OpBind || r.source == "" || !inside(real, r.source) {
+			if r.op != OpBind || r.source == "" || r.private || !inside(real, r.source) {
 				continue
 			}
 			at := filepath.Join(r.target, strings.TrimPrefix(real, r.source))
 			if owner := ownerOf(sorted, at); owner.target == r.target {
+				if covers++; covers > maxCovers {
+					return fmt.Errorf("more than %d sockets lie in the folders that the agent sees, such as %s; remove those that nobody needs, or take the folder away from the agent", maxCovers, real)
+				}
 				c.add(rule{target: at, op: OpCover, access: Hidden, kind: KindFile, why: "a socket of the host"})
 			}
 		}
@@ -501,7 +532,7 @@ func (c *compiler) layout() ([]Mount, error) {
 			switch {
 			case above.kind != KindDir:
 				return nil, fmt.Errorf("%s lies in %s, which is a file", r.target, above.target)
-			case r.op == OpBind && above.op == OpBind && above.access == r.access && !above.private &&
+			case r.op == OpBind && above.op == OpBind && above.access == r.access && !above.private && !r.keep &&
 				filepath.Join(above.source, strings.TrimPrefix(r.target, above.target)) == r.source:
 				continue // the mount above shows it already, with the same access
 			}
@@ -512,6 +543,8 @@ func (c *compiler) layout() ([]Mount, error) {
 				switch {
 				case err != nil && r.op == OpDir:
 					continue
+				case errors.Is(err, fs.ErrNotExist) && r.op == OpCover:
+					continue // what was to be covered is gone
 				case err != nil && (r.op == OpLink || r.op == OpFile):
 					continue
 				case err != nil:

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -141,24 +142,24 @@ func TestGrantedInsideHiddenAndHiddenInsideGranted(t *testing.T) {
 
 func TestRefusedGrantsSayWhy(t *testing.T) {
 	p, h := alice(), debian()
-	h.link("/home/alice/to-ssh", ".ssh").link("/srv/to-root", "/").link("/srv/to-agents", "/home/alice/.agentconnect/agents").socket("/srv/s.sock")
+	h.link("/home/alice/to-src", "src").link("/home/alice/to-ssh", ".ssh").link("/srv/to-root", "/").link("/srv/to-agents", "/home/alice/.agentconnect/agents").socket("/srv/s.sock")
 	h.dir("/usr/share")
 	for path, reason := range map[string]string{
 		"/": "whole file system", "/srv/to-root": "whole file system", "/etc": "belongs to the system", "/usr/share": "belongs to the system", "/usr": "belongs to the system",
 		"/var": "system", "/tmp": "shared by the whole system", "/home": "holds the home", "/home/alice": "whole home", "/home/alice/.": "whole home",
 		"/home/alice/.agentconnect": "agents' own", "/home/alice/.agentconnect/agents/a2/workspace": "agents' own", "/srv/to-agents": "agents' own",
-		"/home/alice/.ssh": "ssh keys", "/home/alice/to-ssh": "ssh keys", "/home/alice/.config": "runs on the host", "/home/alice/.config/systemd/user": "runs on the host",
+		"/home/alice/.ssh": "ssh keys", "/home/alice/to-ssh": "ssh keys", "/home/alice/.config": "holds the place of", "/home/alice/.config/systemd/user": "runs on the host",
 		"/home/alice/.local/bin": "run on the host", "/home/alice/.bashrc": "shell runs it", "relative": "not absolute", "/srv/s.sock": "neither a directory", "/srv/\x00": "NUL",
-		"/run/user/1000": "belongs to the system", "/proc/self": "does not exist", "/home/alice/none": "does not exist", "/home/alice/src/../.ssh": "ssh keys",
+		"/run/user/1000": "belongs to the system", "/proc/self": "does not exist", "/home/alice/none": "does not exist", "/home/alice/src/../.ssh": "ssh keys", "/home/alice/to-src": "give /home/alice/src itself",
 	} {
-		err := CheckGrant(p, path, h)
+		err := CheckGrant(p, path, ReadWrite, h)
 		if err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("grant %q: %v, want an error with %q", path, err, reason)
 		}
 	}
 	for _, path := range []string{"/home/alice/src/app", "/srv", "/home/alice/.cache/pip", "/opt/x", "/home/bob"} {
 		h.dir("/opt/x")
-		if err := CheckGrant(p, path, h); err != nil && path != "/home/bob" {
+		if err := CheckGrant(p, path, ReadWrite, h); err != nil && path != "/home/bob" {
 			t.Errorf("grant %q: %v", path, err)
 		}
 	}
@@ -184,11 +185,113 @@ func TestWorkspaceStaysInsideOrIsAGrant(t *testing.T) {
 	}
 	p := alice()
 	p.Workspace = "/home/alice/lnk"
-	plan := mustCompile(t, p, h)
-	for _, path := range []string{"/home/alice/lnk/x", "/home/alice/src/app/x"} {
-		if v := plan.Explain(path); v.Access != ReadWrite || v.Source != "/home/alice/src/app/x" {
-			t.Errorf("%s: %+v", path, v)
+	if _, err := Compile(p, h); err == nil || !strings.Contains(err.Error(), "give /home/alice/src/app itself") {
+		t.Errorf("a workspace behind a link: %v", err)
+	}
+}
+
+// An agent that may write above a grant can put a link in its place: the next start must
+// not follow it.
+func TestGrantThatBecameALinkIsRefused(t *testing.T) {
+	for _, what := range []string{"grant", "workspace"} {
+		p, h := alice(), debian()
+		h.dir("/home/alice/src/lib", "/home/alice/Documents/secret")
+		p.Grants = []Grant{{"/home/alice/src", ReadWrite}}
+		if what == "grant" {
+			p.Grants = append(p.Grants, Grant{"/home/alice/src/lib", ReadWrite})
+		} else {
+			p.Workspace = "/home/alice/src/lib"
 		}
+		plan := mustCompile(t, p, h)
+		if !slices.ContainsFunc(plan.Mounts, func(m Mount) bool { return m.Op == OpBind && m.Target == "/home/alice/src/lib" }) {
+			t.Errorf("the %s inside a writable folder is no mount point of its own: it could be renamed", what)
+		}
+		delete(h.nodes, "/home/alice/src/lib")
+		h.link("/home/alice/src/lib", "/home/alice/Documents/secret")
+		var refused *RefusedError
+		if _, err := Compile(p, h); !errors.As(err, &refused) {
+			t.Errorf("the %s became a link: %v", what, err)
+		}
+	}
+}
+
+func TestOurOwnProgramsAndSocketsCannotBeOpened(t *testing.T) {
+	p, h := alice(), debian()
+	h.dir("/home/alice/checkout/bin", "/home/alice/run/agentconnect").file("/home/alice/other-root/daemon.lock", "").dir("/home/alice/other-root/agents")
+	p.Own = []string{"/home/alice/checkout/bin", "/home/alice/run"}
+	for path, access := range map[string]Access{
+		"/home/alice/checkout": ReadWrite, "/home/alice/checkout/bin": ReadOnly, "/home/alice/run": ReadOnly, "/home/alice/run/agentconnect": ReadOnly,
+		"/home/alice/other-root": ReadOnly, "/home/alice/other-root/agents": ReadWrite,
+	} {
+		var refused *RefusedError
+		if err := CheckGrant(p, path, access, h); !errors.As(err, &refused) {
+			t.Errorf("%s:%s: %v", path, access, err)
+		}
+	}
+	if err := CheckGrant(p, "/home/alice/checkout", ReadOnly, h); err != nil {
+		t.Errorf("to read the checkout: %v", err)
+	}
+}
+
+func TestWritableGrantAboveWhatDoesNotExistYet(t *testing.T) {
+	p, h := alice(), newMemHost()
+	h.dir("/home/alice/.config", "/home/alice/.local/share", "/home/alice/.cache")
+	for path, refused := range map[string]bool{"/home/alice/.config": true, "/home/alice/.local": true, "/home/alice/.local/share": true, "/home/alice/.cache": false} {
+		if err := CheckGrant(p, path, ReadWrite, h); (err != nil) != refused {
+			t.Errorf("%s:rw: %v", path, err)
+		}
+		if err := CheckGrant(p, path, ReadOnly, h); err != nil {
+			t.Errorf("%s:ro, with nothing of that kind in it: %v", path, err)
+		}
+	}
+}
+
+func TestVanishedSocketLosesNoStart(t *testing.T) {
+	p, h := alice(), debian()
+	p.Workspace = "/home/alice/src/app"
+	h.socket("/home/alice/src/app/s")
+	gone := vanishing{h}
+	if _, err := Compile(p, gone); err != nil {
+		t.Error(err)
+	}
+}
+
+// vanishing is a host where a socket is gone when it is looked at a second time.
+type vanishing struct{ *memHost }
+
+func (v vanishing) Resolve(path string) (string, Kind, error) {
+	real, kind, err := v.memHost.Resolve(path)
+	if kind == KindSocket {
+		delete(v.nodes, real)
+	}
+	return real, kind, err
+}
+
+func TestTooManySocketsAreRefused(t *testing.T) {
+	p, h := alice(), debian()
+	p.Workspace = "/home/alice/src/app"
+	for i := range maxCovers + 1 {
+		h.socket("/home/alice/src/app/s" + strconv.Itoa(i))
+	}
+	if _, err := Compile(p, h); err == nil || !strings.Contains(err.Error(), "sockets") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestRootBelowAnExposedTreeIsHidden(t *testing.T) {
+	p, h := alice(), debian()
+	for _, d := range []string{"home", "tmp", "memory", "workspace"} {
+		h.dir("/opt/ac/agents/a1/" + d)
+	}
+	h.file("/opt/ac/agents/a2/agent.json", "{}")
+	p.Root, p.AgentDir = "/opt/ac", "/opt/ac/agents/a1"
+	p.HomeDir, p.TmpDir, p.MemoryDir = p.AgentDir+"/home", p.AgentDir+"/tmp", p.AgentDir+"/memory"
+	plan := mustCompile(t, p, h)
+	if v := plan.Explain("/opt/ac/agents/a2/agent.json"); v.Access != Hidden {
+		t.Errorf("%+v", v)
+	}
+	if v := plan.Explain("/opt/ac/agents/a1/workspace/x"); v.Access != ReadWrite {
+		t.Errorf("%+v", v)
 	}
 }
 

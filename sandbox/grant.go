@@ -22,8 +22,12 @@ type Host interface {
 	ReadDir(path string) ([]string, error)
 	// ReadFile reads a small configuration file.
 	ReadFile(path string) (string, error)
-	// Sockets lists the paths that Unix sockets of the host are bound to.
-	Sockets() ([]string, error)
+	// Sockets lists the paths that Unix sockets of the host are bound to; odd reports that
+	// some are bound to names that lead to none.
+	Sockets() (paths []string, odd bool, err error)
+	// SocketsBelow looks for sockets in a directory, far where that is worth it, and says
+	// whether it saw all of it.
+	SocketsBelow(dir string, far bool) (paths []string, all bool)
 }
 
 // RefusedError says why a path cannot be opened to an agent.
@@ -50,52 +54,94 @@ var noGrantInside = []string{
 // noGrantItself are directories of which parts may be granted, but not the whole.
 var noGrantItself = []string{"/var", "/var/lib", "/var/tmp", "/var/cache", "/var/log", "/var/spool", "/tmp", "/home", "/root", "/opt"}
 
-// homeKeys are below the home: equal, above or inside is refused. Each either holds
-// keys of the user or is run by a program of theirs.
-var homeKeys = []struct{ path, reason string }{
-	{".ssh", "it holds the user's ssh keys"},
-	{".gnupg", "it holds the user's gpg keys"},
-	{".config/systemd", "what is written there runs on the host as the user"},
-	{".config/autostart", "what is written there runs at the next login"},
-	{".config/environment.d", "what is written there enters every program of the user"},
-	{".config/agentconnect", "it configures this program"},
-	{".config/git", "git on the host runs what its configuration says"},
-	{".local/share/keyrings", "it holds the user's keyrings"},
-	{".local/share/systemd", "what is written there runs on the host as the user"},
-	{".local/share/applications", "what is written there runs on the user's desktop"},
-	{".password-store", "it holds the user's passwords"},
-	{".aws", "it holds cloud credentials"},
-	{".azure", "it holds cloud credentials"},
-	{".config/gcloud", "it holds cloud credentials"},
-	{".kube", "it holds cluster credentials"},
-	{".docker", "it holds registry credentials and a socket"},
-	{".config/gh", "it holds a GitHub token"},
-	{".netrc", "it holds passwords"},
-	{".git-credentials", "it holds passwords"},
-	{".gitconfig", "git on the host runs what its configuration says"},
-	{".mozilla", "it holds the browser's passwords and cookies"},
-	{".config/google-chrome", "it holds the browser's passwords and cookies"},
-	{".config/chromium", "it holds the browser's passwords and cookies"},
-	{".thunderbird", "it holds mail and its passwords"},
-	{".bashrc", "the user's shell runs it"},
-	{".bash_profile", "the user's shell runs it"},
-	{".bash_login", "the user's shell runs it"},
-	{".bash_logout", "the user's shell runs it"},
-	{".profile", "the user's shell runs it"},
-	{".zshrc", "the user's shell runs it"},
-	{".zshenv", "the user's shell runs it"},
-	{".zprofile", "the user's shell runs it"},
-	{".config/fish", "the user's shell runs it"},
-	{".pam_environment", "it enters every program of the user"},
-	{".xprofile", "the user's desktop runs it"},
-	{".xsession", "the user's desktop runs it"},
-	{".local/bin", "programs there run on the host as the user"},
-	{"bin", "programs there run on the host as the user"},
+// homeKeys are below the home: equal, above or inside is refused. Those with write hold
+// nothing secret, but what is written there runs on the host as the user, or decides what
+// runs: they are refused for writing, and whether they exist already or not.
+var homeKeys = []struct {
+	path   string
+	write  bool
+	reason string
+}{
+	{".ssh", false, "it holds the user's ssh keys"},
+	{".gnupg", false, "it holds the user's gpg keys"},
+	{".pki", false, "it holds the user's certificates"},
+	{".config/agentconnect", false, "it configures this program"},
+	{".local/share/keyrings", false, "it holds the user's keyrings"},
+	{".local/share/kwalletd", false, "it holds the user's passwords"},
+	{".password-store", false, "it holds the user's passwords"},
+	{".aws", false, "it holds cloud credentials"},
+	{".azure", false, "it holds cloud credentials"},
+	{".config/gcloud", false, "it holds cloud credentials"},
+	{".kube", false, "it holds cluster credentials"},
+	{".docker", false, "it holds registry credentials and a socket"},
+	{".config/gh", false, "it holds a GitHub token"},
+	{".netrc", false, "it holds passwords"},
+	{".git-credentials", false, "it holds passwords"},
+	{".mozilla", false, "it holds the browser's passwords and cookies"},
+	{".config/google-chrome", false, "it holds the browser's passwords and cookies"},
+	{".config/chromium", false, "it holds the browser's passwords and cookies"},
+	{".thunderbird", false, "it holds mail and its passwords"},
+	{".bash_history", false, "it holds what the user typed, passwords perhaps"},
+
+	{".config/systemd", true, "what is written there runs on the host as the user"},
+	{".config/autostart", true, "what is written there runs at the next login"},
+	{".config/environment.d", true, "what is written there enters every program of the user"},
+	{".config/plasma-workspace", true, "what is written there runs at the next login"},
+	{".config/git", true, "git on the host runs what its configuration says"},
+	{".config/Code", true, "the editor on the host runs what lies there"},
+	{".config/zed", true, "the editor on the host runs what lies there"},
+	{".config/nvim", true, "the editor on the host runs what lies there"},
+	{".config/fish", true, "the user's shell runs it"},
+	{".local/share/systemd", true, "what is written there runs on the host as the user"},
+	{".local/share/applications", true, "what is written there runs on the user's desktop"},
+	{".local/share/dbus-1", true, "the bus on the host starts what lies there"},
+	{".local/share/nvim", true, "the editor on the host runs what lies there"},
+	{".local/lib", true, "programs on the host load what lies there"},
+	{".local/bin", true, "programs there run on the host as the user"},
+	{"bin", true, "programs there run on the host as the user"},
+	{".gitconfig", true, "git on the host runs what its configuration says"},
+	{".bashrc", true, "the user's shell runs it"},
+	{".bash_aliases", true, "the user's shell runs it"},
+	{".bash_profile", true, "the user's shell runs it"},
+	{".bash_login", true, "the user's shell runs it"},
+	{".bash_logout", true, "the user's shell runs it"},
+	{".profile", true, "the user's shell runs it"},
+	{".zshrc", true, "the user's shell runs it"},
+	{".zshenv", true, "the user's shell runs it"},
+	{".zprofile", true, "the user's shell runs it"},
+	{".zlogin", true, "the user's shell runs it"},
+	{".oh-my-zsh", true, "the user's shell runs it"},
+	{".inputrc", true, "the user's shell obeys it"},
+	{".pam_environment", true, "it enters every program of the user"},
+	{".xprofile", true, "the user's desktop runs it"},
+	{".xsession", true, "the user's desktop runs it"},
+	{".xsessionrc", true, "the user's desktop runs it"},
+	{".xinitrc", true, "the user's desktop runs it"},
+	{".vimrc", true, "the editor on the host runs it"},
+	{".vim", true, "the editor on the host runs what lies there"},
+	{".emacs", true, "the editor on the host runs it"},
+	{".emacs.d", true, "the editor on the host runs what lies there"},
+	{".vscode", true, "the editor on the host runs what lies there"},
+	{".vscode-server", true, "the editor on the host runs what lies there"},
+	{".tmux.conf", true, "tmux on the host runs what it says"},
+	{".nvm", true, "the user's shell runs what lies there"},
+	{".npmrc", true, "npm on the host obeys it, and it holds tokens"},
+	{".cargo", true, "cargo on the host runs what lies there"},
+	{".rustup", true, "programs there run on the host as the user"},
+	{".pyenv", true, "programs there run on the host as the user"},
+	{".bun", true, "programs there run on the host as the user"},
+	{".deno", true, "programs there run on the host as the user"},
+	{".npm-global", true, "programs there run on the host as the user"},
+	{".claude", true, "Claude Code on the host runs the hooks that its settings name"},
+	{".claude.json", true, "Claude Code on the host starts the servers that it names"},
+	{".codex", true, "Codex on the host obeys it"},
+	{".gemini", true, "Gemini on the host obeys it"},
 }
 
-// CheckGrant says whether path may be opened to the agent of policy p, with every link
-// followed. The path must exist. The error is a *RefusedError, or says what is missing.
-func CheckGrant(p Policy, path string, h Host) error {
+// CheckGrant says whether path may be opened to the agent of policy p. The path must exist,
+// and no link may lie on the way to it: whoever could change the link, another agent
+// perhaps, would decide what is opened. The error is a *RefusedError, or says what is missing.
+func CheckGrant(p Policy, path string, access Access, h Host) error {
 	if !filepath.IsAbs(path) {
 		return &RefusedError{Path: path, Reason: "the path is not absolute; write it from / on"}
 	}
@@ -131,16 +177,34 @@ func CheckGrant(p Policy, path string, h Host) error {
 			return refuse("it holds " + p.Root + ", where the agents' own directories and settings are")
 		}
 		for _, k := range homeKeys {
+			if k.write && access != ReadWrite {
+				continue
+			}
 			for _, hm := range dedup(p.Home, home) {
 				key := filepath.Join(hm, k.path)
 				if inside(at, key) {
 					return refuse(k.reason)
 				}
 				if inside(key, at) {
-					if _, _, err := h.Resolve(key); err == nil {
-						return refuse("it holds " + key + ": " + k.reason)
+					// What does not exist yet, an agent that may write could make.
+					if _, _, err := h.Resolve(key); err == nil || access == ReadWrite {
+						return refuse("it holds the place of " + key + ": " + k.reason)
 					}
 				}
+			}
+		}
+		for _, o := range p.Own {
+			if inside(at, o) || inside(o, at) && access == ReadWrite {
+				return refuse("it holds programs or sockets of agentconnect (" + o + ")")
+			}
+		}
+		// Another ROOT, of another daemon of this user.
+		for dir := at; ; dir = filepath.Dir(dir) {
+			if _, kind, err := h.Resolve(filepath.Join(dir, "daemon.lock")); err == nil && kind == KindFile {
+				return refuse("it lies in " + dir + ", where a daemon of agentconnect keeps its agents")
+			}
+			if dir == "/" {
+				break
 			}
 		}
 		for _, o := range p.OtherHomes {
@@ -161,6 +225,9 @@ func CheckGrant(p Policy, path string, h Host) error {
 				return refuse("it is shared by the whole system; grant a folder in it")
 			}
 		}
+	}
+	if real != clean && !(inside(clean, p.Home) && real == filepath.Join(home, strings.TrimPrefix(clean, p.Home))) {
+		return refuse("a link leads there, and whoever changes the link would decide what the agent gets; give " + real + " itself")
 	}
 	return nil
 }
@@ -197,7 +264,7 @@ func CheckWorkspace(p Policy, h Host) (string, error) {
 	if !filepath.IsAbs(p.Workspace) {
 		return "", &RefusedError{Path: p.Workspace, Real: real, Reason: "a relative workspace must stay inside the agent directory after every link; give an absolute path to use a folder elsewhere"}
 	}
-	if err := CheckGrant(p, ws, h); err != nil {
+	if err := CheckGrant(p, ws, ReadWrite, h); err != nil {
 		return "", fmt.Errorf("workspace: %w", err)
 	}
 	return real, nil
@@ -217,7 +284,7 @@ func ownDir(p Policy, path string, h Host) (string, error) {
 	if inside(real, dir) && real != dir {
 		return real, nil
 	}
-	if err := CheckGrant(p, path, h); err != nil {
+	if err := CheckGrant(p, real, ReadWrite, h); err != nil {
 		return "", err
 	}
 	return real, nil

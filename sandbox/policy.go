@@ -64,6 +64,9 @@ type Policy struct {
 	// Expose lists the files and directories of the runtime's own installation,
 	// read-only inside at the same path.
 	Expose []string `json:"expose,omitempty"`
+	// Own are directories of this product outside ROOT: its programs and its sockets. They
+	// cannot be opened for writing, nor what holds them, nor anything in them at all.
+	Own []string `json:"own,omitempty"`
 	// Guest is the host path of agentconnect-guest; inside it is GuestPath.
 	Guest   string      `json:"guest"`
 	Network NetworkMode `json:"network"`

@@ -20,6 +20,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
 func (a *app) agentCommand() *cobra.Command {
@@ -117,6 +118,9 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 	if given("workspace") {
 		ag.Workspace = expand(home, s.workspace)
 		if filepath.IsAbs(ag.Workspace) {
+			ag.Workspace = behindLinks(filepath.Clean(ag.Workspace))
+		}
+		if filepath.IsAbs(ag.Workspace) {
 			ag.Workspace = filepath.Clean(ag.Workspace)
 		}
 	}
@@ -181,7 +185,9 @@ func (s *settings) grant(home, word string, ag *agent.Agent) error {
 	if err != nil {
 		return err
 	}
-	ag.Grants = slices.DeleteFunc(slices.Clone(ag.Grants), func(g sandbox.Grant) bool { return g.Path == abs })
+	named := abs
+	abs = behindLinks(abs)
+	ag.Grants = slices.DeleteFunc(slices.Clone(ag.Grants), func(g sandbox.Grant) bool { return g.Path == abs || g.Path == named })
 	switch {
 	case access == sandbox.ReadOnly || access == sandbox.ReadWrite:
 		ag.Grants = append(ag.Grants, sandbox.Grant{Path: abs, Access: access})
@@ -190,6 +196,15 @@ func (s *settings) grant(home, word string, ag *agent.Agent) error {
 		return fmt.Errorf("--grant %s: the access %q is unknown; write PATH:ro or PATH:rw", word, access)
 	}
 	return nil
+}
+
+// behindLinks is the path that path leads to now. That is what an agent gets: later nobody
+// who can change a link on the way decides over it.
+func behindLinks(path string) string {
+	if real, _, err := (hostfacts.Host{}).Resolve(path); err == nil {
+		return real
+	}
+	return path // what is wrong with it is said when it is judged
 }
 
 // expand resolves a leading ~/ that the shell left alone (--grant=~/x:ro).

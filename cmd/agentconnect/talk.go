@@ -88,7 +88,7 @@ func (s *site) attach(ctx context.Context, id, client string) (io.ReadWriteClose
 // that starts us may stand in any folder that somebody sent.
 func (s *site) projectAgent(ctx context.Context, runtime string) (string, error) {
 	if _, err := runtimes.NewRegistry(s.cfg.Runtimes).Get(runtime); err != nil {
-		return "", &daemon.Refusal{Code: 78, Text: fmt.Sprintf("%v; `agentconnect runtimes` lists them", err)}
+		return "", &daemon.Refusal{Code: 78, Text: err.Error()}
 	}
 	cwd, err := os.Getwd()
 	if err != nil {

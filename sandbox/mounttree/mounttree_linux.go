@@ -428,6 +428,9 @@ func enter(dir int, name string, kind sandbox.Kind) (int, error) {
 			if f, err = create(dir, name, 0o444); err == nil {
 				unix.Close(f)
 			}
+		case errors.Is(err, unix.EACCES):
+			// The agent took the rights on its own directory away; they are given back.
+			err = unix.Chmod("/proc/self/fd/"+strconv.Itoa(dir), 0o700)
 		case errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR):
 			aside := name + ".moved-aside-" + strconv.Itoa(os.Getpid()) + "-" + strconv.Itoa(i)
 			err = unix.Renameat2(dir, name, dir, aside, unix.RENAME_NOREPLACE)

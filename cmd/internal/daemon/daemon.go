@@ -47,11 +47,28 @@ type Options struct {
 	// SupervisorNote is what status says of the kind of supervision.
 	SupervisorNote string
 	Stderr         io.Writer
+	// Notify tells the daemon's own service manager how it is ("READY=1"); may be nil.
+	Notify func(state string)
 	// Reloads delivers requests to reload that come as signals. May be nil.
 	Reloads <-chan os.Signal
+	// Manage gives the supervision by a service manager; nil supervises directly.
+	Manage func(ManagerDeps) (Supervision, error)
 	// Clock and Pace of direct supervision; zero values for the real ones.
 	Clock Clock
 	Pace  Pace
+}
+
+// ManagerDeps are what a supervision by a service manager needs of the daemon.
+type ManagerDeps struct {
+	// Direct runs the supervisors of single commands.
+	Direct Supervision
+	// Socket gives the path of an agent's socket; supervisors ask for their spec on
+	// SpecSocket.
+	Socket     func(id string) (string, error)
+	SpecSocket string
+	// Stopped hears of an agent that a person stopped by the manager's own means.
+	Stopped func(id string)
+	Log     *slog.Logger
 }
 
 // Times of the daemon's own waits.
@@ -142,11 +159,54 @@ func Run(ctx context.Context, o Options) error {
 	}
 	logs := &agentLogs{dir: filepath.Join(root, "logs", "agents"), files: map[string]*logFile{}}
 	defer logs.Close()
-	d.sup = NewDirect(DirectOptions{
+	direct := NewDirect(DirectOptions{
 		Program: o.Programs.Supervisor, Dir: run.Path, Env: SupervisorEnv(o.Environ),
 		Renew: d.renew, Changed: d.changed, Stderr: logs.Writer, Log: log, Clock: o.Clock, Pace: o.Pace,
 	})
+	d.sup = direct
+	if o.Manage != nil {
+		stop, err := d.manage(direct)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	return d.serve(ctx)
+}
+
+// manage puts the supervision by a service manager in place and serves it specs.
+func (d *Daemon) manage(direct Supervision) (stop func(), err error) {
+	if d.run.claim == nil {
+		return nil, fmt.Errorf("another daemon of this user has the user manager's units (its sockets are in %s); end it, or run this one with --supervisor direct", d.run.Path)
+	}
+	socket := func(id string) (string, error) { return d.run.Socket(id + ".sock") }
+	specs, err := d.run.Socket("spec.sock")
+	if err != nil {
+		return nil, err
+	}
+	stop, err = d.serveSpecs(specs)
+	if err != nil {
+		return nil, err
+	}
+	d.sup, err = d.o.Manage(ManagerDeps{Direct: direct, Socket: socket, SpecSocket: specs, Stopped: d.stoppedByHand, Log: d.log})
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return stop, nil
+}
+
+// stoppedByHand remembers that a person stopped an agent: it stays stopped until a person
+// starts it.
+func (d *Daemon) stoppedByHand(id string) {
+	d.mu.Lock()
+	err := d.wanted.set(id, false)
+	d.mu.Unlock()
+	if err != nil {
+		d.log.Error("a stop by hand is not remembered", "agent", id, "error", err)
+		return
+	}
+	d.log.Info("agent was stopped by hand", "agent", id)
 }
 
 func level(name string) slog.Level {
@@ -219,6 +279,9 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	d.log.Info("ready", "socket", path, "probe", p.Code)
+	d.notify("READY=1")
+	defer d.notify("STOPPING=1")
+	d.adopt(ctx)
 	d.startWanted("start of the daemon")
 
 	for ctx.Err() == nil {
@@ -242,6 +305,83 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	}
 	_ = <-served // that it was closed
 	return err
+}
+
+func (d *Daemon) notify(state string) {
+	if d.o.Notify != nil {
+		d.o.Notify(state)
+	}
+}
+
+// adopter is a Supervision whose agents outlive the daemon.
+type adopter interface {
+	// Adopt takes over what runs and names it.
+	Adopt(ctx context.Context) ([]string, error)
+}
+
+// adopt takes over the agents that outlived the last daemon, and stops those that the
+// configuration no longer allows.
+func (d *Daemon) adopt(ctx context.Context) {
+	sup, ok := d.sup.(adopter)
+	if !ok {
+		return
+	}
+	ids, err := sup.Adopt(ctx)
+	if err != nil {
+		d.log.Error("agents that run are not taken over", "error", err)
+		return
+	}
+	for _, id := range ids {
+		r := d.record(id)
+		err := d.allowed(ctx, id, r)
+		if err == nil {
+			d.log.Info("agent taken over", "agent", id)
+			d.mu.Lock()
+			err = d.wanted.set(id, true)
+			d.mu.Unlock()
+			if err != nil {
+				d.log.Error("wanted agents", "error", err)
+			}
+			continue
+		}
+		d.log.Warn("stopping an agent that is not allowed any more", "agent", id, "reason", err)
+		r.wish.Lock()
+		if errors.Is(err, agent.ErrNotFound) {
+			stop, cancel := context.WithTimeout(ctx, endMargin+d.cfg.StopGrace+d.cfg.KillGrace)
+			err = errors.Join(err, d.sup.Forget(stop, id))
+			cancel()
+		} else if werr := d.sup.Stop(id).Wait(ctx); werr != nil {
+			err = errors.Join(err, werr)
+		}
+		r.wish.Unlock()
+		d.refuse(id, r, err)
+	}
+}
+
+// allowed judges an agent that runs by the configuration as it is now.
+func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
+	a, err := d.load(id)
+	if err != nil {
+		return err
+	}
+	if err := d.builder().Judge(a); err != nil {
+		return err
+	}
+	text, err := a.Encode()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	r.inForce, r.text = a, string(text)
+	d.mu.Unlock()
+	st, err := wireStatus(ctx, d.sup.State(id).Socket)
+	if err != nil {
+		return nil //nolint:nilerr // it is on its way up or down; the units' order holds
+	}
+	if a.Sandboxed() && !st.Sandboxed {
+		return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: it runs without the sandbox and is now to have it; it is started anew", id)}
+	}
+	return nil
 }
 
 // ended stops the agents and writes down how the daemon ended.
@@ -556,6 +696,7 @@ func (d *Daemon) exec(ctx context.Context, id string) (string, error) {
 		return "", err
 	}
 	spec.ExecOnly = true
+	spec.Policy.DieWithParent = true // its supervisor is a child of ours and has no unit
 	if err := d.sup.Exec(ctx, id, spec); err != nil {
 		return "", fmt.Errorf("agent %s: %w", id, err)
 	}

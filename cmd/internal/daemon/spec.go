@@ -118,6 +118,14 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 		Nesting:       s.runtime.Nesting,
 		DieWithParent: b.Direct,
 	}
+	for _, program := range []string{b.Programs.Supervisor, b.Programs.Launcher, b.Programs.Guest} {
+		if dir := filepath.Dir(program); filepath.IsAbs(dir) && !slices.Contains(p.Own, dir) {
+			p.Own = append(p.Own, dir)
+		}
+	}
+	if run := getenv(b.Environ, "XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
+		p.Own = append(p.Own, filepath.Clean(run))
+	}
 	if a.Nesting != "" {
 		p.Nesting = a.Nesting == "on"
 	}
@@ -130,7 +138,7 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 		if g.Access == sandbox.Hidden {
 			continue // closes, never opens
 		}
-		if err := sandbox.CheckGrant(p, g.Path, b.Host); err != nil {
+		if err := sandbox.CheckGrant(p, g.Path, g.Access, b.Host); err != nil {
 			return p, refusedConfig(a, err)
 		}
 	}
@@ -143,7 +151,7 @@ func refusedConfig(a *agent.Agent, err error) error {
 
 // find looks the runtime up and traces its installation.
 func (b *Builder) find(a *agent.Agent) (start, error) {
-	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH")}
+	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: b.writable()}
 	if a.Runtime == "" {
 		in, err := runtimes.Find(o, a.Command)
 		if err != nil {
@@ -153,7 +161,7 @@ func (b *Builder) find(a *agent.Agent) (start, error) {
 	}
 	rt, err := runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime)
 	if err != nil {
-		return start{}, refusedConfig(a, fmt.Errorf("%w; `agentconnect runtimes` lists them", err))
+		return start{}, refusedConfig(a, err)
 	}
 	s := start{runtime: rt}
 	if rt.Internal {
@@ -170,6 +178,29 @@ func (b *Builder) find(a *agent.Agent) (start, error) {
 	}
 	s.argv = append(s.argv, a.Args...)
 	return s, nil
+}
+
+// writable are the folders outside ROOT that agents of this user can write.
+func (b *Builder) writable() []string {
+	entries, _, err := b.Config.Agents(b.Store)
+	if err != nil {
+		return nil // said where the agents are listed; the one in question is judged by itself
+	}
+	var out []string
+	for _, e := range entries {
+		if e.Agent == nil {
+			continue
+		}
+		if filepath.IsAbs(e.Agent.Workspace) {
+			out = append(out, filepath.Clean(e.Agent.Workspace))
+		}
+		for _, g := range e.Agent.Grants {
+			if g.Access == sandbox.ReadWrite {
+				out = append(out, filepath.Clean(g.Path))
+			}
+		}
+	}
+	return out
 }
 
 func notFound(a *agent.Agent, err error) error {
@@ -218,10 +249,53 @@ func (b *Builder) Spec(a *agent.Agent, socket string) (*wire.Spec, error) {
 		Socket:      socket,
 		Launcher:    b.Programs.Launcher,
 		Bwrap:       b.Programs.Bwrap,
+		Managed:     !b.Direct,
+		Limits:      b.limits(a),
+		ProbeFile:   b.probeFile(),
 		ClientFiles: cmp.Or(a.ACP.ClientFiles, b.Config.ClientFiles),
 		StopGrace:   wire.Duration(b.Config.StopGrace),
 		KillGrace:   wire.Duration(b.Config.KillGrace),
 	}, nil
+}
+
+// probeFile is where a supervisor finds the probe's last result; the daemon's own word
+// counts where it starts supervisors itself.
+func (b *Builder) probeFile() string {
+	if b.Direct {
+		return ""
+	}
+	return ProbeFile(b.Config.Root)
+}
+
+// limits are the agent's, or the defaults, capped by the system's policy; nil where nothing
+// enforces them.
+func (b *Builder) limits(a *agent.Agent) *wire.Limits {
+	if b.Direct {
+		return nil
+	}
+	l := b.Config.AgentLimits(a)
+	var out wire.Limits
+	// Validated when they were read.
+	if n, err := l.MemoryBytes(); err == nil && n > 0 {
+		out.MemoryMax = uint64(n)
+		// The kernel reclaims before it kills.
+		out.MemoryHigh = out.MemoryMax / 10 * 9
+		none := uint64(0)
+		out.MemorySwapMax = &none
+	}
+	if n, err := l.CPUPercent(); err == nil && n > 0 {
+		out.CPUQuota = uint64(n) * 10_000 // µs per second
+	}
+	if l.Tasks > 0 {
+		out.TasksMax = uint64(l.Tasks)
+	}
+	for name, set := range map[string]bool{"memory": a.Limits.Memory != "", "cpu": a.Limits.CPU != "", "tasks": a.Limits.Tasks != 0} {
+		if set {
+			out.Asked = append(out.Asked, name)
+		}
+	}
+	slices.Sort(out.Asked)
+	return &out
 }
 
 // systemPath is the PATH inside, after the runtime's own directories.
@@ -398,7 +472,7 @@ func (b *Builder) Check(a *agent.Agent) error {
 	}
 	if a.Runtime != "" {
 		if _, err := runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime); err != nil {
-			return refusedConfig(a, fmt.Errorf("%w; `agentconnect runtimes` lists them", err))
+			return refusedConfig(a, err)
 		}
 	}
 	if !filepath.IsAbs(a.Workspace) {

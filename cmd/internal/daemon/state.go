@@ -172,3 +172,18 @@ func Unwant(root, id string) error {
 	}
 	return w.set(id, false)
 }
+
+// ProbeFile is where the probe's unit leaves its result.
+func ProbeFile(root string) string { return filepath.Join(root, "state", "probe.json") }
+
+// WriteProbe writes the result of the probe's unit.
+func WriteProbe(root string, p *control.Probe) error {
+	if err := privateDir(filepath.Join(root, "state")); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(ProbeFile(root), append(b, '\n'), 0o600)
+}

@@ -674,3 +674,82 @@ func TestSealedSpecCannotBeChanged(t *testing.T) {
 		t.Error("a sealed spec was cut")
 	}
 }
+
+// An agent that may write above a grant puts a link in its place between two starts.
+func TestGrantSwappedForALinkOpensNothing(t *testing.T) {
+	b := newBox(t)
+	outer := mkdir(t, filepath.Join(b.home, "src"))
+	inner := mkdir(t, filepath.Join(outer, "lib"))
+	write(t, filepath.Join(b.home, "Documents", "secret"), "TOPSECRET")
+	b.policy.Grants = []sandbox.Grant{{Path: outer, Access: sandbox.ReadWrite}, {Path: inner, Access: sandbox.ReadWrite}}
+	// It is a mount point, so the agent itself cannot.
+	b.refused("rmdir ~/src/lib && mkdir ~/src/lib")
+	// Another agent that has only the outer folder can.
+	if err := os.Remove(inner); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(b.home, "Documents"), inner); err != nil {
+		t.Fatal(err)
+	}
+	out, _, err := b.try("/bin/cat", inner+"/secret")
+	var refused *sandbox.RefusedError
+	if !errors.As(err, &refused) || strings.Contains(out, "TOPSECRET") {
+		t.Errorf("%v: %q", err, out)
+	}
+}
+
+func TestSocketsUnderAnotherNameAreCovered(t *testing.T) {
+	b := newBox(t)
+	ws := b.policy.Workspace
+	serve := func(l net.Listener) {
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				io.WriteString(c, "hello\n")
+				c.Close()
+			}
+		}()
+	}
+	for name, after := range map[string]func(path string) error{
+		"moved":      func(p string) error { return os.Rename(p, filepath.Join(ws, "moved")) },
+		"linked":     func(p string) error { return errors.Join(os.Link(p, filepath.Join(ws, "linked")), os.Remove(p)) },
+		"in a\nline": func(p string) error { return os.Rename(p, filepath.Join(ws, "in a\nline")) },
+	} {
+		path := filepath.Join(ws, "s")
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		serve(l)
+		if err := after(path); err != nil {
+			t.Fatal(err)
+		}
+		out, code := b.run("/bin/sh", "-c", `socat -t2 - "UNIX-CONNECT:$0" </dev/null`, filepath.Join(ws, name))
+		if code == 0 || strings.Contains(out, "hello") {
+			t.Errorf("%q can be connected to: %s", name, out)
+		}
+	}
+}
+
+func TestSetIDProgramsAndDevicesCannotBeLeftBehind(t *testing.T) {
+	b := newBox(t)
+	b.refused("cp /bin/true s && chmod 4755 s && rm s")
+	b.refused("cp /bin/true g && chmod g+s g && rm g")
+	b.refused("mknod hole c 0 0 && rm hole")
+	b.sh("cp /bin/true plain && chmod 755 plain && mkfifo pipe && umask 0 && touch x && install -m 700 x y")
+}
+
+func TestAgentThatTakesItsOwnRightsAwayStartsAgain(t *testing.T) {
+	b := newBox(t)
+	b.policy.Workspace = mkdir(t, filepath.Join(b.home, "src", "app"))
+	b.sh("true")
+	if out, code := b.run("/bin/sh", "-c", "chmod 0 ~/src ~"); code != 0 {
+		t.Fatalf("exit %d: %s", code, out)
+	}
+	b.sh("touch ~/back ok")
+}

@@ -29,6 +29,9 @@ type Start struct {
 	Stdin, Stdout, Stderr *os.File
 	// Pass is one more descriptor for the program, number wire.ExtraFD there; may be nil.
 	Pass *os.File
+	// DieWithParent ends the program with the process that started it, where there is no
+	// boundary; with one, the plan says.
+	DieWithParent bool
 	// Place runs between the fork and the opened gate, with the launcher's pid: here the
 	// process is put where its limits are. An error ends the start; nothing has run.
 	// Nil places nothing.

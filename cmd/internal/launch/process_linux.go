@@ -118,6 +118,9 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
+	if spec.Plan == nil && s.DieWithParent {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // own keeps the thread that it hangs on
+	}
 	p := &Process{Plan: spec.Plan, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
 	started := make(chan error, 1)
 	go p.own(cmd, started)

@@ -30,6 +30,8 @@ type Options struct {
 	Path string
 	// ReadRoots are directories that the operator's configuration adds.
 	ReadRoots []string
+	// Writable are folders that agents can write; what lies there opens nothing else.
+	Writable []string
 }
 
 // Installation is a program with everything of it that must be visible inside.
@@ -288,4 +290,9 @@ func (o Options) wholesale(dir string) bool {
 		}
 	}
 	return o.Root == "" || !above(o.Root)
+}
+
+// writable reports whether an agent can write at path.
+func (o Options) writable(path string) bool {
+	return slices.ContainsFunc(o.Writable, func(dir string) bool { return inside(path, dir) })
 }

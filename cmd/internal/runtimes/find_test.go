@@ -190,6 +190,21 @@ func TestInstallationsWhereverTheyLive(t *testing.T) {
 				PathDirs: []string{"HOME/.local/share/pnpm"}},
 		},
 		{
+			name: "pnpm add -g: its store lies beside node_modules",
+			make: func(h *host) {
+				h.file(".local/share/pnpm/tool", pnpm)
+				h.file(".local/share/pnpm/global/5/.pnpm/tool@1/node_modules/tool/dist/index.js", "#!/usr/bin/env node\n")
+				h.file(".local/share/pnpm/global/5/.pnpm/dep@1/node_modules/dep/index.js", "")
+				h.link("../../dep@1/node_modules/dep", ".local/share/pnpm/global/5/.pnpm/tool@1/node_modules/dep")
+				h.link("../.pnpm/tool@1/node_modules/tool", ".local/share/pnpm/global/5/node_modules/tool")
+				h.file(".local/share/pnpm/node", elfText)
+			},
+			want: Installation{Program: "HOME/.local/share/pnpm/tool", Argv0: "HOME/.local/share/pnpm/tool",
+				Expose: []string{"HOME/.local/share/pnpm/global/5/.pnpm", "HOME/.local/share/pnpm/global/5/node_modules",
+					"HOME/.local/share/pnpm/node", "HOME/.local/share/pnpm/tool"},
+				PathDirs: []string{"HOME/.local/share/pnpm"}},
+		},
+		{
 			name: "pnpm's global virtual store",
 			make: func(h *host) {
 				h.file(".local/share/pnpm/store/v10/links/tool/1/abc/node_modules/tool/index.js", "#!/usr/bin/perl\n")

@@ -64,7 +64,31 @@ func (t *tracer) installation(found string) (Installation, error) {
 		in.Argv0, in.Args = ireal, append(interp.args, real)
 	}
 	in.PathDirs = t.pathDirs
+	if err := t.judgeTainted(in.Expose); err != nil {
+		return Installation{}, err
+	}
 	return in, nil
+}
+
+// judgeTainted refuses what would be opened on the word of a file that an agent can write:
+// its first line, a link beside it, its pyvenv.cfg could name any folder.
+func (t *tracer) judgeTainted(expose []string) error {
+	by := ""
+	for name := range t.seen {
+		real, err := filepath.EvalSymlinks(name)
+		if t.o.writable(name) || err == nil && t.o.writable(real) {
+			by = name
+		}
+	}
+	if by == "" {
+		return nil
+	}
+	for _, e := range expose {
+		if !t.o.writable(e) {
+			return fmt.Errorf("%s lies where an agent can write, so it cannot decide that %s is opened: install the program elsewhere, or grant that folder", by, e)
+		}
+	}
+	return nil
 }
 
 func (t *tracer) readRoot(r string) error {
@@ -233,6 +257,9 @@ func (t *tracer) addDir(dir string) bool {
 	if !t.o.wholesale(real) {
 		return false
 	}
+	if t.o.writable(dir) && !t.o.writable(real) {
+		return false // a link that an agent may have made leads out of where it can write
+	}
 	t.add(real)
 	return true
 }
@@ -320,7 +347,8 @@ func nodeModules(path string) string {
 	return ""
 }
 
-var pnpmStore = regexp.MustCompile(`^(.*/store/v[0-9]+/links)/`)
+// The global virtual store of newer versions, and the .pnpm beside (or in) node_modules.
+var pnpmStore = regexp.MustCompile(`^(.*?/(?:store/v[0-9]+/links|\.pnpm))/`)
 
 func pnpmLinks(path string) string {
 	if m := pnpmStore.FindStringSubmatch(path); m != nil {

@@ -31,6 +31,8 @@ type Spec struct {
 	Dir string `json:"dir"`
 	// Socket is the agent socket the supervisor listens on.
 	Socket string `json:"socket"`
+	// Managed: processes are put into scopes of the user's service manager.
+	Managed bool `json:"managed,omitempty"`
 	// ExecOnly: do not start the runtime; serve exec requests, end after the last one.
 	ExecOnly bool `json:"execOnly,omitempty"`
 	// Launcher and Bwrap are absolute paths of our launcher and of bubblewrap.
