@@ -7,14 +7,16 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+
+	"github.com/coreos/go-systemd/v22/journal"
 )
 
-// newHandler writes log lines for whoever reads our stderr and stamps them: the daemon
-// gets level=… msg=…, the journal the bare text with its priority in front, which it
-// takes off again (sd-daemon(3)).
-func newHandler(w io.Writer, journal bool) slog.Handler {
-	if journal {
-		return &journalHandler{w: w, mu: &sync.Mutex{}}
+// newHandler writes log lines for whoever started us: the daemon reads our stderr and
+// stamps the lines; under systemd they go to the journal, with the agent's id as a field
+// (`journalctl --user AGENT_ID=alice`).
+func newHandler(w io.Writer, agent string) slog.Handler {
+	if agent != "" {
+		return &journalHandler{w: w, agent: agent, mu: &sync.Mutex{}}
 	}
 	return slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey && len(groups) == 0 {
@@ -24,8 +26,11 @@ func newHandler(w io.Writer, journal bool) slog.Handler {
 	}})
 }
 
+// journalHandler speaks the journal's own protocol; a record that cannot be sent so goes to
+// stderr with its priority in front, which the journal takes off again (sd-daemon(3)).
 type journalHandler struct {
 	w     io.Writer
+	agent string
 	mu    *sync.Mutex
 	attrs string
 }
@@ -34,16 +39,25 @@ func (h *journalHandler) Enabled(_ context.Context, l slog.Level) bool { return 
 
 func (h *journalHandler) Handle(_ context.Context, r slog.Record) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "<%d>%s%s", priority(r.Level), r.Message, h.attrs)
+	b.WriteString(r.Message + h.attrs)
+	from := "supervisor"
 	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "from" {
+			from = a.Value.String()
+			return true
+		}
 		b.WriteString(attr(a))
 		return true
 	})
-	// One line each: a newline would start a record without its priority.
-	line := strings.ReplaceAll(b.String(), "\n", " ") + "\n"
+	message := strings.ReplaceAll(b.String(), "\n", " ")
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	_, err := io.WriteString(h.w, line)
+	err := journal.Send(message, priority(r.Level), map[string]string{
+		"AGENT_ID": h.agent, "AGENT_SOURCE": from, "SYSLOG_IDENTIFIER": "agent@" + h.agent,
+	})
+	if err != nil {
+		_, err = fmt.Fprintf(h.w, "<%d>%s\n", priority(r.Level), message)
+	}
 	return err
 }
 
@@ -60,14 +74,14 @@ func (h *journalHandler) WithGroup(string) slog.Handler { return h }
 func attr(a slog.Attr) string { return fmt.Sprintf(" %s=%v", a.Key, a.Value) }
 
 // priority is syslog's number of a level.
-func priority(l slog.Level) int {
+func priority(l slog.Level) journal.Priority {
 	switch {
 	case l >= slog.LevelError:
-		return 3
+		return journal.PriErr
 	case l >= slog.LevelWarn:
-		return 4
+		return journal.PriWarning
 	case l >= slog.LevelInfo:
-		return 6
+		return journal.PriInfo
 	}
-	return 7
+	return journal.PriDebug
 }

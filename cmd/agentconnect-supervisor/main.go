@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,15 +32,19 @@ const (
 
 // Exit codes besides supervisor.ExitCode's.
 const (
-	exitNoDaemon = 75
-	exitBadSpec  = 78
+	exitUnavailable = 69
+	exitNoDaemon    = 75
+	exitBadSpec     = 78
 )
 
 func main() { os.Exit(run()) }
 
 func run() int {
-	managed := len(os.Args) > 1
-	log := slog.New(newHandler(os.Stderr, managed))
+	agent := ""
+	if len(os.Args) > 1 {
+		agent = os.Args[1]
+	}
+	log := slog.New(newHandler(os.Stderr, agent))
 	fail := func(code int, err error) int {
 		notify("STATUS=" + strings.ReplaceAll(err.Error(), "\n", " "))
 		log.Error(err.Error())
@@ -53,6 +58,9 @@ func run() int {
 	}
 	// It mostly waits: a small heap matters more than few collections.
 	debug.SetGCPercent(40)
+	// When the daemon is gone so is the reader of our stderr: a word there must not end us
+	// before the agent has ended. Caught and not ignored, since a runtime would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	opts := supervisor.Options{Log: log, Notify: notify, Build: version.Version}
@@ -67,7 +75,7 @@ func run() int {
 	default:
 		err = errors.New("wrong arguments")
 	}
-	if err == nil && managed {
+	if err == nil && spec.Managed {
 		opts.Placer, err = placer(spec)
 	}
 	var refused *supervisor.SpecError
@@ -80,6 +88,9 @@ func run() int {
 	default:
 		return fail(exitBadSpec, fmt.Errorf("sealed spec: %w; agentconnect-supervisor is started by the daemon or by systemd, not by hand", err))
 	}
+	if err := probed(spec); err != nil {
+		return fail(exitUnavailable, err)
+	}
 	s, err := supervisor.New(*spec, opts)
 	if err != nil {
 		return fail(exitBadSpec, err)
@@ -88,6 +99,29 @@ func run() int {
 		return fail(supervisor.ExitCode(err), err)
 	}
 	return 0
+}
+
+// probed refuses a start against the probe's last result: its unit may have passed at boot
+// and failed when it was asked again, which stops no agent but starts none either.
+func probed(spec *wire.Spec) error {
+	if !spec.Managed || !spec.Sandboxed || spec.ProbeFile == "" {
+		return nil
+	}
+	var result struct {
+		OK   bool   `json:"ok"`
+		Code string `json:"code"`
+	}
+	b, err := os.ReadFile(spec.ProbeFile)
+	if err == nil {
+		err = json.Unmarshal(b, &result)
+	}
+	if err != nil {
+		return fmt.Errorf("the sandbox is unavailable: the probe left no result (%w); run `agentconnect probe`", err)
+	}
+	if !result.OK {
+		return fmt.Errorf("the sandbox is unavailable: the probe says %s; run `agentconnect probe` to see why and what to do", result.Code)
+	}
+	return nil
 }
 
 var errNoDaemon = errors.New("no daemon answers")

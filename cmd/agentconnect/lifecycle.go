@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
@@ -55,11 +56,7 @@ func (a *app) runCommand() *cobra.Command {
 
 func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
 	load := func() (*config.Config, error) {
-		cfg, err := a.config(flags...)
-		if err == nil && cfg.Supervisor == "systemd" {
-			err = &daemon.Refusal{Code: 78, Text: "supervisor systemd: not yet available in this version; use --supervisor direct"}
-		}
-		return cfg, err
+		return a.config(flags...)
 	}
 	cfg, err := load()
 	if err != nil {
@@ -69,16 +66,29 @@ func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
 	if err != nil {
 		return err
 	}
-	reloads := make(chan os.Signal, 1)
-	signal.Notify(reloads, syscall.SIGHUP)
-	defer signal.Stop(reloads)
-	return daemon.Run(ctx, daemon.Options{
+	conn, note, err := a.managed(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	o := daemon.Options{
 		Config: cfg, Reload: load,
 		Watch:    []string{config.SystemDir, filepath.Join(config.SystemDir, "agents.d")},
 		Programs: set, Probe: a.prober(cfg, set), Host: hostfacts.Host{}, Build: version.Version,
-		Environ: a.environ, UID: a.uid, SupervisorNote: directNote, Stderr: a.err, Reloads: reloads,
-	})
+		Environ: a.environ, UID: a.uid, SupervisorNote: note, Stderr: a.err, Notify: notify,
+	}
+	if conn != nil {
+		defer conn.Close()
+		o.Manage, o.Probe = manage(conn, set), unitProber(conn, cfg.Root)
+	}
+	reloads := make(chan os.Signal, 1)
+	signal.Notify(reloads, syscall.SIGHUP)
+	defer signal.Stop(reloads)
+	o.Reloads = reloads
+	return daemon.Run(ctx, o)
 }
+
+// notify tells the service manager that started the daemon how it is; without one nobody.
+func notify(state string) { _, _ = sd.SdNotify(false, state) }
 
 // errNoManager is what up and restart say where no service manager runs the daemon.
 var errNoManager = errors.New("no user manager here; run `agentconnect run` (for example in a terminal or under your init)")
@@ -94,7 +104,7 @@ func (a *app) upCommand() *cobra.Command {
 			if st, err := s.client().Status(c.Context()); err == nil {
 				return a.say(map[string]any{"state": st.State, "pid": st.PID}, "the daemon runs already (pid %d)", st.PID)
 			}
-			return errNoManager
+			return a.up(c.Context())
 		},
 	}
 }
@@ -107,7 +117,11 @@ func (a *app) downCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := s.client().Shutdown(c.Context()); err != nil {
+			byUnit, err := a.downUnit(c.Context())
+			if err == nil && !byUnit {
+				err = s.client().Shutdown(c.Context())
+			}
+			if err != nil {
 				return err
 			}
 			if err := daemon.WaitEnded(c.Context(), s.cfg.Root); err != nil {
@@ -121,9 +135,7 @@ func (a *app) downCommand() *cobra.Command {
 func (a *app) restartCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "restart", Short: "restart the daemon", Args: a.args(0, 0),
-		RunE: func(*cobra.Command, []string) error {
-			return fmt.Errorf("%w; to restart one that runs: `agentconnect down`, then `agentconnect run`", errNoManager)
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return a.restartUnit(c.Context()) },
 	}
 }
 
@@ -338,10 +350,15 @@ func (a *app) printAgents(agents []control.AgentStatus) error {
 }
 
 func (a *app) probeCommand() *cobra.Command {
-	return &cobra.Command{
+	var unit bool
+	c := &cobra.Command{
 		Use: "probe", Short: "check whether the sandbox starts on this host", Args: a.args(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			p, err := a.probe(c.Context())
+			probe := a.probe
+			if unit {
+				probe = a.probeHere
+			}
+			p, err := probe(c.Context())
 			if err != nil {
 				return err
 			}
@@ -356,6 +373,9 @@ func (a *app) probeCommand() *cobra.Command {
 			return err
 		},
 	}
+	c.Flags().BoolVar(&unit, "unit", false, "probe here and leave the result for the daemon; for agentconnect-probe.service")
+	_ = c.Flags().MarkHidden("unit") // it is there
+	return c
 }
 
 // probe runs in the daemon, which then acts on the result, or here if none runs.
@@ -368,6 +388,23 @@ func (a *app) probe(ctx context.Context) (*control.Probe, error) {
 	if !errors.Is(err, control.ErrNotRunning) {
 		return p, err
 	}
+	return s.probeHere(ctx)
+}
+
+// probeHere probes in this process and leaves the result in ROOT.
+func (a *app) probeHere(ctx context.Context) (*control.Probe, error) {
+	s, err := a.site()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.probeHere(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p, daemon.WriteProbe(s.cfg.Root, p)
+}
+
+func (s *site) probeHere(ctx context.Context) (*control.Probe, error) {
 	set, err := programs.Find()
 	if err != nil {
 		return nil, err
@@ -377,7 +414,7 @@ func (a *app) probe(ctx context.Context) (*control.Probe, error) {
 		return nil, err
 	}
 	defer done()
-	r := a.prober(s.cfg, set)(ctx, dir)
+	r := s.a.prober(s.cfg, set)(ctx, dir)
 	return &r, nil
 }
 

@@ -102,13 +102,13 @@ func StoreSpec(notifySocket string, f *os.File) error {
 	if notifySocket == "" {
 		return errors.New("no service manager")
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: notifySocket, Net: "unixgram"})
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	_, _, err = conn.WriteMsgUnix([]byte("FDSTORE=1\nFDNAME="+storedName), unix.UnixRights(int(f.Fd())), nil)
-	return err
+	defer unix.Close(fd)
+	// A leading @ means an abstract name, here as there.
+	return unix.Sendmsg(fd, []byte("FDSTORE=1\nFDNAME="+storedName), unix.UnixRights(int(f.Fd())), &unix.SockaddrUnix{Name: notifySocket}, unix.MSG_NOSIGNAL)
 }
 
 // AskSpec asks the daemon for the spec of an agent. An error is a *SpecError, or means

@@ -29,6 +29,9 @@ const execOnlyIdle = 30 * time.Second
 // lastFrames is how long the runtime's last output may take to be read after its end.
 const lastFrames = 2 * time.Second
 
+// StoppedWord is the last word of a supervisor that was told to stop.
+const StoppedWord = "stopped"
+
 // Options are what a supervisor needs besides its spec.
 type Options struct {
 	Log *slog.Logger
@@ -98,7 +101,7 @@ func (s *Supervisor) compile() (*sandbox.Plan, error) {
 
 // start makes the launch of a program in this agent's boundary.
 func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
-	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir}
+	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir, DieWithParent: s.spec.Policy.DieWithParent}
 	if s.spec.Sandboxed {
 		st.Bwrap = s.spec.Bwrap
 		st.Compile = s.compile
@@ -120,8 +123,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if s.spec.ExecOnly {
 		return s.runExecOnly(ctx, server)
 	}
-	err = s.runRuntime(ctx, server)
-	last := "stopped"
+	last, err := s.runRuntime(ctx, server)
 	if err != nil {
 		last = err.Error()
 	}
@@ -158,21 +160,22 @@ func (s *Supervisor) runExecOnly(ctx context.Context, server *server) error {
 	}
 }
 
-// runRuntime starts the runtime and stays with it to its end.
-func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
+// runRuntime starts the runtime and stays with it to its end. Without an error last says
+// how it ended well.
+func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last string, err error) {
 	in, err := newPipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer in.close()
 	out, err := newPipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer out.close()
 	stderr, err := newPipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer stderr.close()
 	st := s.start(s.spec.Argv, s.spec.Env, s.spec.Dir)
@@ -183,9 +186,9 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 		stderr.closeWrite()
 		s.logStderr(stderr.r)
 		if ctx.Err() != nil {
-			return nil // stopped before the gate opened; nothing has run
+			return StoppedWord, nil // stopped before the gate opened; nothing has run
 		}
-		return err
+		return "", err
 	}
 	defer process.close()
 	in.closeRead()
@@ -195,7 +198,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 	paths, err := s.paths()
 	if err != nil {
 		process.Kill()
-		return err
+		return "", err
 	}
 	broker := acp.NewBroker(acp.Options{
 		RuntimeIn: in.w, RuntimeOut: out.r, Paths: paths, ClientFiles: s.spec.ClientFiles,
@@ -249,28 +252,28 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) error {
 	end := process.End()
 	text := "the runtime ended: " + process.why()
 	if stopped {
-		text = "stopped"
+		text = StoppedWord
 	} else if reason != nil && !errors.Is(reason, io.EOF) {
 		text = "the runtime was ended: " + reason.Error()
 	}
 	// Its last frames may still lie in the pipe: the broker passes them on before the
 	// open requests get their answer. Without a boundary something else may hold the pipe.
-	last := time.NewTimer(lastFrames)
+	patience := time.NewTimer(lastFrames)
 	select {
 	case _ = <-brokerEnd: // why it ended is known
-	case <-last.C:
+	case <-patience.C:
 	}
-	last.Stop()
+	patience.Stop()
 	broker.Fail(text + "; the session can be loaded again")
 	stopServing()
 	s.opts.Log.Info(text)
 	switch {
 	case stopped:
-		return nil
+		return text, nil
 	case end.Code == 0 && (reason == nil || errors.Is(reason, io.EOF)):
-		return nil
+		return text, nil
 	}
-	return errors.New(text)
+	return "", errors.New(text)
 }
 
 // weaknesses are the things this agent runs without, to be said and not to be found out.
@@ -351,7 +354,26 @@ func (s *Supervisor) paths() (acp.PathChecker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the folders of the agent: %w", err)
 	}
-	return roots, nil
+	return visiblePaths{roots, s.plan}, nil
+}
+
+// visiblePaths also refuses a path that is not there inside under its own name.
+type visiblePaths struct {
+	acp.Roots
+	plan *sandbox.Plan
+}
+
+// CheckDir judges a session's directory.
+func (v visiblePaths) CheckDir(path string) (string, error) {
+	real, err := v.Roots.CheckDir(path)
+	if err != nil {
+		return "", err
+	}
+	// What the plan shows there must lead to the same place; links below it are the agent's.
+	if shown, _, err := (hostfacts.Host{}).Resolve(v.plan.Explain(path).Source); err != nil || shown != real {
+		return "", fmt.Errorf("%s is %s, by way of a link that the agent does not see: open %s itself", path, real, real)
+	}
+	return real, nil
 }
 
 // logStderr logs the runtime's stderr line by line, cut to a bounded length.

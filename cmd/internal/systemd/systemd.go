@@ -1,0 +1,455 @@
+// Package systemd keeps supervisors running as units of the user manager: the daemon says
+// what it wishes, systemd keeps the processes, their limits, restarts and order. There is
+// no table of processes and no restart loop here. It builds no spec and judges nothing.
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/scope"
+	"agentconnect.md/sandbox/cmd/internal/supervisor"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/dbusctl"
+	"agentconnect.md/sandbox/units"
+)
+
+// askTime bounds one question about a unit's state.
+const askTime = 5 * time.Second
+
+// Options of a Supervision.
+type Options struct {
+	Conn *dbusctl.Conn
+	// Supervisor is the path of agentconnect-supervisor.
+	Supervisor string
+	// Socket gives the path of an agent's socket, SpecSocket where supervisors ask the
+	// daemon for their spec.
+	Socket     func(id string) (string, error)
+	SpecSocket string
+	// Stopped hears of an agent that a person stopped by the manager's own means. May be nil.
+	Stopped func(id string)
+	// Direct runs the supervisors of single commands in agents that do not run.
+	Direct daemon.Supervision
+	Log    *slog.Logger
+}
+
+// Supervision is a daemon.Supervision by the user manager.
+type Supervision struct {
+	o Options
+
+	mu     sync.Mutex
+	agents map[string]*wishes
+	wg     sync.WaitGroup
+	life   context.Context
+	cancel context.CancelFunc
+}
+
+var _ daemon.Supervision = (*Supervision)(nil)
+
+// wishes orders what is wished of one agent.
+type wishes struct {
+	last    chan struct{}      // closed when the last wish is carried out
+	cancel  context.CancelFunc // ends the waiting of the one before
+	run     bool               // the last wish was that it runs
+	watched bool
+}
+
+// New returns a supervision over a connection, which stays the caller's.
+func New(o Options) *Supervision {
+	s := &Supervision{o: o, agents: map[string]*wishes{}}
+	s.life, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// Name is what status calls it.
+func (s *Supervision) Name() string { return "systemd" }
+
+// wish carries f out after the wishes before it, whose waiting it ends: their jobs are
+// replaced by what f asks of the manager.
+func (s *Supervision) wish(id string, run bool, f func(ctx context.Context) error) daemon.Pending {
+	out := make(chan error, 1)
+	s.mu.Lock()
+	w := s.agents[id]
+	if w == nil {
+		w = &wishes{}
+		s.agents[id] = w
+	}
+	before, done := w.last, make(chan struct{})
+	w.run = run
+	if !w.watched {
+		w.watched = true
+		s.wg.Go(func() { s.watch(id) })
+	}
+	if w.cancel != nil {
+		w.cancel()
+	}
+	ctx, cancel := context.WithCancel(s.life)
+	w.last, w.cancel = done, cancel
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		defer close(done)
+		defer cancel()
+		if before != nil {
+			<-before
+		}
+		if ctx.Err() != nil {
+			out <- daemon.ErrSuperseded
+			return
+		}
+		err := f(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = daemon.ErrSuperseded
+		}
+		out <- err
+	})
+	return out
+}
+
+// agent describes the units of an agent.
+func (s *Supervision) agent(id string, spec *wire.Spec) units.Agent {
+	a := units.Agent{
+		ID: id, Sandboxed: spec.Sandboxed,
+		Supervisor: units.Command{Path: s.o.Supervisor, Args: []string{"agentconnect-supervisor", id, s.o.SpecSocket}},
+	}
+	if spec.Limits != nil {
+		a.Runtime = scope.Limits(*spec.Limits)
+	}
+	return a
+}
+
+// Start wishes the agent to run. One that runs stays as it is.
+func (s *Supervision) Start(id string, spec *wire.Spec) daemon.Pending {
+	return s.wish(id, true, func(ctx context.Context) error {
+		switch st := s.state(ctx, id); st.State {
+		case control.StateRunning:
+			return nil
+		case control.StateStarting:
+			return s.started(ctx, id, s.o.Conn.Start(ctx, units.ServiceName(id), dbusctl.Replace))
+		}
+		return s.create(ctx, id, spec)
+	})
+}
+
+// Restart wishes a fresh start, with units made anew.
+func (s *Supervision) Restart(id string, spec *wire.Spec) daemon.Pending {
+	return s.wish(id, true, func(ctx context.Context) error { return s.create(ctx, id, spec) })
+}
+
+// create makes the agent's units and starts the service. Units that are there are
+// dropped first, the slice before the service that it keeps loaded.
+func (s *Supervision) create(ctx context.Context, id string, spec *wire.Spec) error {
+	if err := s.drop(ctx, id); err != nil {
+		return err
+	}
+	a := s.agent(id, spec)
+	version := s.o.Conn.Version()
+	service, slice := a.Service(version), a.Slice(version)
+	// The service is made with the slice that wants it: stopped, it stays loaded.
+	return s.started(ctx, id, s.o.Conn.StartTransient(ctx, service, dbusctl.Replace, slice))
+}
+
+// drop stops what runs and has the manager forget the units. The slice goes first and takes
+// the service along: a service that lies stopped in its slice means that a person stopped
+// it, and a daemon that dies here must not leave that picture to the next.
+func (s *Supervision) drop(ctx context.Context, id string) error {
+	for _, unit := range []string{units.SliceName(id), units.ServiceName(id)} {
+		if err := s.o.Conn.Stop(ctx, unit, dbusctl.Replace); err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
+			return fmt.Errorf("agent %s: its old units: %w", id, err)
+		}
+	}
+	for _, unit := range []string{units.SliceName(id), units.ServiceName(id), units.ScopeName(id)} {
+		if err := s.o.Conn.Discard(ctx, unit); err != nil {
+			return fmt.Errorf("agent %s: its old units: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// started turns a start job's result into the daemon's terms.
+func (s *Supervision) started(ctx context.Context, id string, err error) error {
+	var job *dbusctl.JobError
+	if err == nil || !errors.As(err, &job) {
+		return err
+	}
+	st := s.state(ctx, id)
+	reason := st.Reason
+	if reason == "" {
+		reason = job.Error()
+	}
+	switch {
+	case errors.Is(job.Result, dbusctl.ErrDependency):
+		return &daemon.Refusal{Code: 69, Text: fmt.Sprintf("agent %s: the sandbox is unavailable: %s; run `agentconnect probe`", id, job.Cause)}
+	case errors.Is(job.Result, dbusctl.ErrCanceled):
+		return daemon.ErrSuperseded
+	case st.code == 69 || st.code == 78:
+		return &daemon.Refusal{Code: st.code, Text: "agent " + id + ": " + reason}
+	}
+	return &daemon.EndError{Code: st.code, Reason: reason}
+}
+
+// Stop wishes the agent stopped.
+func (s *Supervision) Stop(id string) daemon.Pending {
+	return s.wish(id, false, func(ctx context.Context) error {
+		err := s.o.Conn.Stop(ctx, units.ServiceName(id), dbusctl.Replace)
+		if errors.Is(err, dbusctl.ErrNoSuchUnit) {
+			return nil
+		}
+		if rerr := s.o.Conn.ResetFailed(ctx, units.ServiceName(id)); rerr != nil && !errors.Is(rerr, dbusctl.ErrNoSuchUnit) && err == nil {
+			err = rerr
+		}
+		return err
+	})
+}
+
+// unit is a daemon.Unit with the supervisor's exit code.
+type unit struct {
+	daemon.Unit
+	code int
+}
+
+// State says how the agent is now, asking the manager.
+func (s *Supervision) State(id string) daemon.Unit {
+	ctx, cancel := context.WithTimeout(s.life, askTime)
+	defer cancel()
+	return s.state(ctx, id).Unit
+}
+
+func (s *Supervision) state(ctx context.Context, id string) unit {
+	p, err := s.o.Conn.Properties(ctx, units.ServiceName(id))
+	switch {
+	case errors.Is(err, dbusctl.ErrNoSuchUnit):
+		return unit{}
+	case err != nil:
+		return unit{Unit: daemon.Unit{State: control.StateFailed, Reason: "the user manager does not answer: " + err.Error()}}
+	}
+	u := fromProperties(p)
+	if u.State == control.StateRunning {
+		if u.Socket, err = s.o.Socket(id); err != nil {
+			u.Reason = err.Error()
+		}
+	}
+	return u
+}
+
+// fromProperties reads a service's state.
+func fromProperties(p dbusctl.Properties) unit {
+	active, _ := p.String("ActiveState")
+	sub, _ := p.String("SubState")
+	line, _ := p.String("StatusText")
+	code, _ := p.Int32("ExecMainStatus")
+	restarts, _ := p.Uint32("NRestarts")
+	pid, _ := p.Uint32("MainPID")
+	u := unit{code: int(code), Unit: daemon.Unit{Line: line, Restarts: int(restarts), PID: int(pid)}}
+	switch active {
+	case "active", "reloading":
+		u.State = control.StateRunning
+		if at, ok := p.Uint64("ActiveEnterTimestamp"); ok {
+			u.Since = time.UnixMicro(int64(at)) //nolint:gosec // µs since 1970
+		}
+	case "activating":
+		u.State = control.StateStarting
+		if sub == "auto-restart" || sub == "auto-restart-queued" {
+			u.State, u.Reason, u.Line = control.StateBackoff, reason(p, line), ""
+		}
+	case "deactivating":
+		u.State = control.StateStopping
+	case "failed":
+		u.State, u.Reason, u.Line = control.StateFailed, reason(p, line), ""
+		if code == 69 || code == 78 {
+			u.State = control.StateRefused
+		}
+	default:
+		u.State, u.Line = control.StateStopped, ""
+		if line != "" && line != "stopped" {
+			u.Reason = line
+		}
+		if load, _ := p.String("LoadState"); load == "not-found" {
+			return unit{}
+		}
+	}
+	return u
+}
+
+// reason is why a service failed: the supervisor's last words where it said some.
+func reason(p dbusctl.Properties, line string) string {
+	result, _ := p.String("Result")
+	switch {
+	case result == "start-limit-hit" && line != "":
+		return "it ended too often: " + line
+	case line != "":
+		return line
+	}
+	return dbusctl.Cause(p)
+}
+
+// Exec starts a supervisor for one command in an agent that does not run. It is a child of
+// the daemon; what it starts has a scope of its own.
+func (s *Supervision) Exec(ctx context.Context, id string, spec *wire.Spec) error {
+	return s.o.Direct.Exec(ctx, id, spec)
+}
+
+// Forget stops the agent and drops its units.
+func (s *Supervision) Forget(ctx context.Context, id string) error {
+	if err := s.o.Direct.Forget(ctx, id); err != nil {
+		return err
+	}
+	return s.wish(id, false, func(ctx context.Context) error { return s.drop(ctx, id) }).Wait(ctx)
+}
+
+// Close lets go. Agents are units of their own and go on.
+func (s *Supervision) Close(ctx context.Context) error {
+	err := s.o.Direct.Close(ctx)
+	s.cancel()
+	s.wg.Wait()
+	return err
+}
+
+// Adopt takes over the agents whose service runs, as after a restart of the daemon, and
+// names them. Those that a person stopped meanwhile it reports as stopped.
+func (s *Supervision) Adopt(ctx context.Context) ([]string, error) {
+	list, err := s.o.Conn.List(ctx, "agent@*.service")
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, u := range list {
+		n, ok := units.ParseName(u.Name)
+		if !ok || n.Kind != units.Service || u.Load == "not-found" {
+			continue
+		}
+		run := u.Active != "inactive" && u.Active != "failed"
+		// To wish nothing new is to watch it from now on.
+		if err := s.wish(n.ID, run, func(context.Context) error { return nil }).Wait(ctx); err != nil {
+			return nil, err
+		}
+		switch {
+		case run:
+			ids = append(ids, n.ID)
+		case s.leftStopped(ctx, n.ID) && s.o.Stopped != nil:
+			s.o.Stopped(n.ID)
+		}
+	}
+	return ids, nil
+}
+
+// leftStopped reports whether an agent was stopped and its units are in place: a person did
+// that. At the end of a session, and when we make the units anew, they go away.
+func (s *Supervision) leftStopped(ctx context.Context, id string) bool {
+	p, err := s.o.Conn.Properties(ctx, units.ServiceName(id))
+	if err != nil {
+		return false
+	}
+	active, _ := p.String("ActiveState")
+	line, _ := p.String("StatusText")
+	if active != "inactive" || line != supervisor.StoppedWord {
+		return false
+	}
+	p, err = s.o.Conn.Properties(ctx, units.SliceName(id))
+	if err != nil {
+		return false
+	}
+	active, _ = p.String("ActiveState")
+	return active == "active"
+}
+
+// watch learns when a person stops the agent by the manager's own means.
+func (s *Supervision) watch(id string) {
+	changes, err := s.o.Conn.Watch(s.life, units.ServiceName(id))
+	if err != nil {
+		s.o.Log.Warn("stops by hand are not noticed", "agent", id, "error", err)
+		return
+	}
+	for range changes {
+		switch s.byHand(id) {
+		case control.StateStopped:
+			s.wanted(id, false)
+			if s.o.Stopped != nil {
+				s.o.Stopped(id)
+			}
+		case control.StateRunning:
+			s.wanted(id, true) // by whomever; the daemon heard of it when it gave the spec
+		}
+	}
+}
+
+// byHand says what a person did to the agent: it runs, or it is stopped although the last
+// wish, carried out long since, was that it runs; not by its own end, and not with the
+// whole session. Empty: neither.
+func (s *Supervision) byHand(id string) string {
+	run, idle := s.lastWish(id)
+	if !idle {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(s.life, askTime)
+	defer cancel()
+	p, err := s.o.Conn.Properties(ctx, units.ServiceName(id))
+	if err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
+		return ""
+	}
+	active, _ := p.String("ActiveState")
+	line, _ := p.String("StatusText")
+	if load, _ := p.String("LoadState"); err != nil || load == "not-found" {
+		// Gone with its slice, or with the slice of all.
+		active, line = "inactive", supervisor.StoppedWord
+	}
+	switch {
+	case active == "active" && !run:
+		return control.StateRunning
+	case active != "inactive" || line != supervisor.StoppedWord || !run:
+		return ""
+	}
+	// At logout and shutdown systemd stops everything; what was wanted comes back then.
+	for _, unit := range []string{"shutdown.target", "exit.target"} {
+		if p, err := s.o.Conn.Properties(ctx, unit); err == nil {
+			if state, _ := p.String("ActiveState"); state == "active" || state == "activating" {
+				return ""
+			}
+		}
+	}
+	if down, err := s.o.Conn.Stopping(ctx); err != nil || down {
+		return ""
+	}
+	if run, idle = s.lastWish(id); !run || !idle {
+		return ""
+	}
+	return control.StateStopped
+}
+
+// lastWish says what was wished last, and whether that is carried out.
+func (s *Supervision) lastWish(id string) (run, idle bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.agents[id]
+	if w == nil || w.last == nil {
+		return false, false
+	}
+	select {
+	case <-w.last:
+		return w.run, true
+	default:
+		return w.run, false
+	}
+}
+
+func (s *Supervision) wanted(id string, run bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.agents[id]; w != nil {
+		w.run = run
+	}
+}
+
+// SetLimits changes the limits of a running agent.
+func (s *Supervision) SetLimits(ctx context.Context, id string, l wire.Limits) error {
+	err := s.o.Conn.SetProperties(ctx, units.ScopeName(id), scope.Limits(l).Properties()...)
+	if errors.Is(err, dbusctl.ErrNoSuchUnit) {
+		return nil // it does not run; the next start has them
+	}
+	return err
+}
