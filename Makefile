@@ -28,11 +28,17 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build run test lint bench fuzz cross fmt clean runtimes \
+.PHONY: build install run test lint bench fuzz cross fmt clean runtimes \
 	here-run here-test here-check here-bench here-fuzz here-cross
 
 build: ## the programs, static, into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(ldflags)' -o bin/ $(addprefix ./cmd/,$(programs))
+
+install: build ## programs and user units below DESTDIR, where the units expect them
+	install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/libexec/agentconnect-sandbox $(DESTDIR)/usr/lib/systemd/user
+	install -m 0755 bin/agentconnect $(DESTDIR)/usr/bin/
+	install -m 0755 bin/agentconnect-supervisor bin/agentconnect-launch bin/agentconnect-guest $(DESTDIR)/usr/libexec/agentconnect-sandbox/
+	install -m 0644 packaging/systemd/user/* $(DESTDIR)/usr/lib/systemd/user/
 
 run:
 	@$(enter) run $(MAKE) --no-print-directory here-run
