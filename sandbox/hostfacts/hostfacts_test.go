@@ -1,0 +1,105 @@
+package hostfacts
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"agentconnect.md/sandbox/sandbox"
+)
+
+const table = `Num       RefCount Protocol Flags    Type St Inode Path
+ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 /run/user/1000/bus
+ffff888104a3b400: 00000003 00000000 00000000 0001 03 16132
+ffff888104a3b800: 00000002 00000000 00010000 0001 01 16133 @/tmp/.X11-unix/X0
+ffff888104a3bc00: 00000002 00000000 00010000 0001 01 16134 /home/a/with space.sock
+ffff888104a3bd00: 00000002 00000000 00010000 0001 01 16135 /run/user/1000/bus
+`
+
+func TestTableOfSockets(t *testing.T) {
+	paths, odd, err := parseSockets(strings.NewReader(table))
+	if diff := cmp.Diff([]string{"/run/user/1000/bus", "/home/a/with space.sock"}, paths); diff != "" || odd || err != nil {
+		t.Errorf("odd %v, %v\n%s", odd, err, diff)
+	}
+	for _, line := range []string{
+		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 rel.sock\n",
+		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 /home/a/with\nnewline.sock\n",
+	} {
+		if _, odd, err := parseSockets(strings.NewReader(table + line)); !odd || err != nil {
+			t.Errorf("%q is not odd (%v)", line, err)
+		}
+	}
+}
+
+func FuzzTableOfSockets(f *testing.F) {
+	f.Add(table)
+	f.Add("\n\n /\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		paths, _, _ := parseSockets(strings.NewReader(text))
+		for _, p := range paths {
+			if !strings.HasPrefix(p, "/") {
+				t.Errorf("%q is not absolute", p)
+			}
+		}
+	})
+}
+
+func TestSocketsAreFoundByLooking(t *testing.T) {
+	dir := t.TempDir()
+	deep := filepath.Join(dir, "a", "b")
+	if err := os.MkdirAll(deep, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// A loop of links must not be followed.
+	if err := os.Symlink("..", filepath.Join(deep, "up")); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(deep, "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	paths, all := Host{}.SocketsBelow(dir, false)
+	if !all || !slices.Equal(paths, []string{filepath.Join(deep, "s")}) {
+		t.Errorf("%q, all %v", paths, all)
+	}
+	for i := range nearEntries + 1 {
+		if err := os.WriteFile(filepath.Join(dir, "f"+strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if paths, _ := (Host{}).SocketsBelow(dir, true); !slices.Equal(paths, []string{filepath.Join(deep, "s")}) {
+		t.Errorf("with reason to look far: %q", paths)
+	}
+}
+
+func TestResolveFollowsEveryLinkAndSaysWhatIsThere(t *testing.T) {
+	dir := t.TempDir()
+	if real, _, err := (Host{}).Resolve(dir); err == nil {
+		dir = real
+	}
+	for name, put := range map[string]func(path string) error{
+		"file": func(p string) error { return os.WriteFile(p, nil, 0o600) },
+		"link": func(p string) error { return os.Symlink("file", p) },
+		"loop": func(p string) error { return os.Symlink("loop", p) },
+		"dead": func(p string) error { return os.Symlink("nothing", p) },
+	} {
+		if err := put(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if real, kind, err := (Host{}).Resolve(filepath.Join(dir, "link")); err != nil || kind != sandbox.KindFile || real != filepath.Join(dir, "file") {
+		t.Errorf("%s %s %v", real, kind, err)
+	}
+	for _, name := range []string{"loop", "dead", "none"} {
+		if real, _, err := (Host{}).Resolve(filepath.Join(dir, name)); err == nil {
+			t.Errorf("%s leads to %s", name, real)
+		}
+	}
+}
