@@ -98,7 +98,7 @@ func (c *Conn) Close() {
 	s := c.current
 	c.mu.Unlock()
 	if s != nil {
-		s.bus.Close()
+		_ = s.bus.Close() // what it did not send, nobody waits for
 	}
 	c.loop.Wait()
 }
@@ -131,7 +131,7 @@ func (c *Conn) open(ctx context.Context) (*session, error) {
 	if err != nil {
 		end()
 		if s != nil {
-			s.bus.Close()
+			_ = s.bus.Close() // what it did not send, nobody waits for
 		}
 		var known *EnvironmentError
 		if errors.As(err, &known) || c.life.Err() != nil {
@@ -142,7 +142,7 @@ func (c *Conn) open(ctx context.Context) (*session, error) {
 		}
 		return nil, &EnvironmentError{
 			Kind: ErrNoBus, What: c.place.Bus(), Cause: err,
-			Remedy: "see: systemctl --user status dbus.socket dbus.service",
+			Remedy: "run: systemctl --user reset-failed dbus.socket dbus.service; systemctl --user start dbus.socket",
 		}
 	}
 	// From here on only Close and a broken socket end it; end is called by the library's own
@@ -319,7 +319,7 @@ func (c *Conn) handle(s *session, signal *dbus.Signal) {
 		c.mu.Unlock()
 		return
 	}
-	if signal.Sender == "" {
+	if signal.Sender != s.owner {
 		return
 	}
 	switch signal.Name {

@@ -226,7 +226,7 @@ func (c *Conn) ended(ctx context.Context, j *job, result string) error {
 	e := &JobError{Unit: j.unit, Verb: j.verb, Result: kind}
 	// A unit that is collected as soon as it fails cannot be asked; then its cause stays empty.
 	p, err := c.Properties(ctx, j.unit)
-	if kind == ErrDependency {
+	if errors.Is(kind, ErrDependency) {
 		needs := j.needs
 		for _, name := range requirements {
 			names, _ := p.Strings(name)
