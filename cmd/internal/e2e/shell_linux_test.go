@@ -1,0 +1,259 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/selftest"
+)
+
+// operator is a person at a terminal that runs a program.
+type operator struct {
+	s             *site
+	master, slave *os.File
+	before        unix.Termios
+	cmd           *exec.Cmd
+	screen        *output
+	ended         chan struct{}
+}
+
+// sit starts cmd on a terminal of its own, as the session that it controls.
+func (s *site) sit(cmd *exec.Cmd) *operator {
+	s.t.Helper()
+	master, slave, err := selftest.OpenTerminal(33, 77)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	o := &operator{s: s, master: master, slave: slave, cmd: cmd, screen: &output{}, ended: make(chan struct{})}
+	o.before = o.termios()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	go func() { cmd.Wait(); close(o.ended) }()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		b := make([]byte, 4096)
+		for {
+			n, err := master.Read(b)
+			o.screen.Write(b[:n])
+			if err != nil {
+				return
+			}
+		}
+	}()
+	s.t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-o.ended
+		slave.Close() // the last one: the reader gets its end
+		<-read
+		master.Close()
+	})
+	return o
+}
+
+func (o *operator) termios() unix.Termios {
+	o.s.t.Helper()
+	t, err := unix.IoctlGetTermios(int(o.slave.Fd()), unix.TCGETS)
+	if err != nil {
+		o.s.t.Fatal(err)
+	}
+	return *t
+}
+
+func (o *operator) types(text string) {
+	o.s.t.Helper()
+	if _, err := o.master.WriteString(text); err != nil {
+		o.s.t.Fatal(err)
+	}
+}
+
+func (o *operator) sees(text string) {
+	o.s.t.Helper()
+	end := time.NewTimer(patience)
+	defer end.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !strings.Contains(o.screen.String(), text) {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			o.s.t.Fatalf("%q never came on the screen, which shows:\n%s", text, o.screen)
+		}
+	}
+}
+
+// end waits for the program's end and gives its exit code. The terminal must be as it was.
+func (o *operator) end() int {
+	o.s.t.Helper()
+	select {
+	case <-o.ended:
+	case <-time.After(patience):
+		o.s.t.Fatalf("it does not end; the screen shows:\n%s", o.screen)
+	}
+	if d := cmp.Diff(o.before, o.termios()); d != "" {
+		o.s.t.Errorf("the terminal is not as it was: %s", d)
+	}
+	return o.cmd.ProcessState.ExitCode()
+}
+
+// typed is how many bytes wait to be read on the terminal, as if somebody had typed them.
+func (o *operator) typed() int {
+	o.s.t.Helper()
+	// Complete lines or not: without line discipline every byte counts.
+	t := o.before
+	t.Lflag &^= unix.ICANON
+	if err := unix.IoctlSetTermios(int(o.slave.Fd()), unix.TCSETS, &t); err != nil {
+		o.s.t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(o.slave.Fd()), unix.TIOCINQ)
+	if err != nil {
+		o.s.t.Fatal(err)
+	}
+	if err := unix.IoctlSetTermios(int(o.slave.Fd()), unix.TCSETS, &o.before); err != nil {
+		o.s.t.Fatal(err)
+	}
+	return n
+}
+
+func (s *site) shell(flags ...string) *operator {
+	s.t.Helper()
+	cmd := s.agentconnect(context.Background(), append([]string{"agent", "shell", "alice"}, flags...)...)
+	cmd.Env = append(cmd.Env, "TERM=dumb")
+	return s.sit(cmd)
+}
+
+func TestShellHasATerminalOfItsOwnInside(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	o := s.shell()
+	// What is typed is echoed, so what is waited for is never typed whole.
+	o.types("echo size=$(stty size) term=$TERM tty=$(tty) where=$PWD\n")
+	o.sees("size=33 77 term=dumb tty=/dev/pts/0 where=" + s.workspace("alice"))
+	// The window changes: it arrives, and whoever is in front inside is told.
+	o.types("sh -c 'trap \"echo told=\\$(stty size); exit\" WINCH; echo ready=$((1+1)); while :; do sleep 0.02; done'\n")
+	o.sees("ready=2")
+	if err := unix.IoctlSetWinsize(int(o.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 100}); err != nil {
+		t.Fatal(err)
+	}
+	o.sees("told=40 100")
+	// Ctrl-C is for the job in front, not for us and not for the shell.
+	o.types("sleep 600; echo code=$?\n")
+	s.one("sleep")
+	o.types("\x03")
+	o.types("echo alive=$((2+3))\n")
+	o.sees("alive=5")
+	for _, p := range s.family() {
+		if p.name() == "sleep" {
+			t.Error("ctrl-C did not end the job")
+		}
+	}
+	select {
+	case <-o.ended:
+		t.Fatalf("ctrl-C ended the shell: %s", o.screen)
+	default:
+	}
+	o.types("exit 7\n")
+	if code := o.end(); code != 7 {
+		t.Errorf("exit %d, want 7: %s", code, o.screen)
+	}
+}
+
+// typing tries to put a command into the terminal at hand.
+const typing = `perl -e 'for (split //, "echo planted\n") { my $c = $_; ioctl(STDIN, 0x5412, $c) or exit 1 }'`
+
+func TestNothingInsideTypesIntoTheOperatorsTerminal(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	o := s.shell()
+	o.types(typing + "; echo typing=$?\n")
+	o.sees("typing=1")
+	// Nor by another name of it, nor by what the terminal itself would answer to a program.
+	o.types("for t in /dev/tty /dev/console /dev/pts/*; do " + typing + " <$t && echo typed=in; done; echo tried=$((1+1))\n")
+	o.sees("tried=2")
+	if strings.Contains(o.screen.String(), "typed=in\r") {
+		t.Errorf("it typed: %s", o.screen)
+	}
+	o.types("exit 0\n")
+	if code := o.end(); code != 0 {
+		t.Errorf("exit %d: %s", code, o.screen)
+	}
+	if n := o.typed(); n != 0 {
+		t.Errorf("%d bytes wait on the operator's terminal", n)
+	}
+	// The control: without a boundary the same does it, where the kernel still lets anybody.
+	if b, err := os.ReadFile("/proc/sys/dev/tty/legacy_tiocsti"); err == nil && strings.TrimSpace(string(b)) == "0" {
+		t.Log("no control: this kernel lets nobody type into a terminal (dev.tty.legacy_tiocsti=0)")
+		return
+	}
+	c := s.sit(exec.Command("/bin/sh", "-c", typing))
+	if code := c.end(); code != 0 || c.typed() == 0 {
+		t.Errorf("outside it fails too, so it proves nothing: exit %d, %d bytes: %s", code, c.typed(), c.screen)
+	}
+}
+
+func TestTerminalIsRestoredHoweverTheShellEnds(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	for name, c := range map[string]struct {
+		end  func(*operator)
+		code int
+	}{
+		"exit":             {func(o *operator) { o.types("exit 0\n") }, 0},
+		"SIGTERM to us":    {func(o *operator) { o.cmd.Process.Signal(syscall.SIGTERM) }, 128 + 15},
+		"SIGHUP inside":    {func(o *operator) { o.types("kill -HUP $$\n") }, 128 + 1},
+		"agent is stopped": {func(o *operator) { s.ok("agent", "stop", "alice") }, -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.ok("agent", "start", "alice")
+			o := s.shell()
+			o.types("echo up=$((1+1))\n")
+			o.sees("up=2")
+			if now := o.termios(); cmp.Equal(now, o.before) {
+				t.Error("the control: the terminal was never changed")
+			}
+			c.end(o)
+			if code := o.end(); code != c.code && c.code >= 0 {
+				t.Errorf("exit %d, want %d: %s", code, c.code, o.screen)
+			}
+			s.until("nothing of it runs", func() bool {
+				for _, p := range s.family() {
+					if strings.Contains(p.cmdline(), "/bin/sh") {
+						return false
+					}
+				}
+				return true
+			})
+		})
+	}
+}
+
+// A command of `agent exec` gets pipes: whoever reads its output decides, no terminal does.
+func TestExecGivesNoTerminal(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	o := s.sit(s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "/bin/sh", "-c", "tty; "+typing+"; echo typing=$?; true </dev/tty || echo none=$((1+1))"))
+	o.sees("not a tty")
+	o.sees("typing=1")
+	o.sees("none=2")
+	if code := o.end(); code != 0 {
+		t.Errorf("exit %d: %s", code, o.screen)
+	}
+	if n := o.typed(); n != 0 {
+		t.Errorf("%d bytes wait on the operator's terminal", n)
+	}
+}
