@@ -34,8 +34,7 @@ type bridge struct {
 	out   io.Writer
 
 	mu      sync.Mutex
-	open    map[string]*openCall
-	settled chan struct{} // signalled when open shrinks
+	settled chan struct{} // signalled when a link's open shrinks
 	link    *link
 	init    []byte // the editor's initialize, for a new connection
 	dials   int
@@ -51,6 +50,7 @@ type openCall struct {
 type link struct {
 	conn   io.ReadWriteCloser
 	done   chan struct{} // closed when everything that was open has been answered
+	open   map[string]*openCall
 	down   map[string][]byte
 	replay string // the id's key of the initialize that was sent again
 	again  chan error
@@ -64,7 +64,7 @@ type link struct {
 func Bridge(ctx context.Context, in io.Reader, out io.Writer, dial DialFunc) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	b := &bridge{dial: dial, cancel: cancel, out: out, open: map[string]*openCall{}, settled: make(chan struct{}, 1)}
+	b := &bridge{dial: dial, cancel: cancel, out: out, settled: make(chan struct{}, 1)}
 	read := make(chan error, 1)
 	go func() { read <- b.readEditor(ctx, in) }()
 	var err error
@@ -177,11 +177,11 @@ func (b *bridge) fromEditor(ctx context.Context, f *Frame, line []byte) {
 		return
 	}
 	k := idKey(id)
-	if b.open[k] == nil {
-		b.open[k] = &openCall{id: id}
+	if l.open[k] == nil {
+		l.open[k] = &openCall{id: id}
 	}
-	b.open[k].count++
-	b.open[k].turn = string(f.Method) == "session/prompt"
+	l.open[k].count++
+	l.open[k].turn = string(f.Method) == "session/prompt"
 	b.mu.Unlock()
 	b.send(l, wholeLine(line))
 }
@@ -202,7 +202,7 @@ func (b *bridge) connect(ctx context.Context, replay bool) (*link, error) {
 		return nil, err
 	}
 	b.dials++
-	l := &link{conn: conn, done: make(chan struct{}), down: map[string][]byte{}, again: make(chan error, 1)}
+	l := &link{conn: conn, done: make(chan struct{}), open: map[string]*openCall{}, down: map[string][]byte{}, again: make(chan error, 1)}
 	var frame []byte
 	var f Frame
 	if replay && b.init != nil && ParseFrame(b.init, &f) == nil {
@@ -262,12 +262,12 @@ func (b *bridge) readLink(l *link) {
 	if b.link == l {
 		b.link = nil
 	}
-	for _, c := range b.open {
+	for _, c := range l.open {
 		for range c.count {
 			answers = append(answers, errorFrame(c.id, CodeInternal, bridgeEnded)...)
 		}
 	}
-	b.open = map[string]*openCall{}
+	l.open = map[string]*openCall{}
 	// The questions it asked are void; an editor that knows this closes its dialogs.
 	for _, id := range l.down {
 		answers = append(answers, `{"jsonrpc":"2.0","method":"$/cancel_request","params":{"requestId":`...)
@@ -309,16 +309,31 @@ func (b *bridge) fromLink(l *link, f *Frame) bool {
 			l.again <- err
 			return false
 		}
-		c := b.open[k]
+		c := l.open[k]
 		if c == nil {
 			return k == "null" // a complaint about a line, not an answer
 		}
 		if c.count--; c.count == 0 {
-			delete(b.open, k)
+			delete(l.open, k)
+		}
+		if saysEnded(f) {
+			b.leave(l)
 		}
 		b.signal()
 	}
 	return true
+}
+
+// leave takes no further request to a connection whose other end said that the runtime
+// ended: the editor may send one before that end is seen. b.mu is held.
+func (b *bridge) leave(l *link) {
+	if b.link == l {
+		b.link = nil
+	}
+	// Whoever says so and stays must not keep the editor's sessions.
+	if half, ok := l.conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // it has gone already
+	}
 }
 
 // linger lets answers come that the editor may still want although it has closed its
@@ -329,9 +344,11 @@ func (b *bridge) linger(ctx context.Context) {
 	for {
 		b.mu.Lock()
 		wanted := 0
-		for _, c := range b.open {
-			if !c.turn {
-				wanted++
+		if b.link != nil {
+			for _, c := range b.link.open {
+				if !c.turn {
+					wanted++
+				}
 			}
 		}
 		b.mu.Unlock()

@@ -112,6 +112,32 @@ func TestBridgeReconnectsAfterTheRuntimeEnded(t *testing.T) {
 	l.want("session/list")
 }
 
+// The word of the runtime's end comes before the end of the connection: what the editor
+// sends in between belongs to the next runtime, and is not lost with this one.
+func TestEditorSendsAgainBeforeTheOldConnectionIsClosed(t *testing.T) {
+	d := newDesk(t)
+	ed := d.editor
+	ed.call("1", "initialize", `{}`)
+	old := d.link()
+	old.want("initialize")
+	old.result("1", `{}`)
+	ed.recv()
+	ed.call("2", "session/prompt", `{"sessionId":"s"}`)
+	old.want("session/prompt")
+	ed.call("3", "session/prompt", `{"sessionId":"t"}`)
+	old.want("session/prompt")
+	go old.send(strings.TrimSuffix(string(endedFrame([]byte("2"), "it is over")), "\n"))
+	ed.wantError("2", CodeInternal, "it is over")
+	ed.call("4", "session/load", `{"sessionId":"s"}`)
+	l := d.link()
+	l.result(string(l.want("initialize").ID), `{}`)
+	l.want("session/load")
+	old.conn.Close() // answers what was open there, and only that
+	ed.wantError("3", CodeInternal, "agent runtime ended")
+	l.result("4", `{}`)
+	ed.wantRaw(`{"jsonrpc":"2.0","id":4,"result":{}}`)
+}
+
 func TestBridgeSaysWhyARestartedAgentDoesNotInitialize(t *testing.T) {
 	d := newDesk(t)
 	ed := d.editor

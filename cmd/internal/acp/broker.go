@@ -319,11 +319,11 @@ func (b *Broker) Fail(reason string) {
 	b.mu.Unlock()
 
 	for _, w := range waiting {
-		w.c.send(errorFrame(w.id, CodeInternal, initReason))
+		w.c.send(endedFrame(w.id, initReason))
 	}
 	for _, c := range calls {
 		if c.client != nil {
-			c.client.send(errorFrame(c.id, CodeInternal, reason))
+			c.client.send(endedFrame(c.id, reason))
 		}
 	}
 	b.in.close()

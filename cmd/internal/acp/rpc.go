@@ -63,6 +63,28 @@ func resultFrame(id, result []byte) []byte {
 	return append(b, "}\n"...)
 }
 
+// endedData marks the errors that tell of the runtime's end, for a bridge to know that
+// its connection is over.
+const endedData = `{"agentconnect":"ended"}`
+
+// endedFrame is the error answer to a request that the runtime's end left open.
+func endedFrame(id []byte, msg string) []byte {
+	b := append([]byte(`{"code":`), strconv.Itoa(CodeInternal)...)
+	b = quote(append(b, `,"message":`...), msg)
+	b = append(append(b, `,"data":`...), endedData...)
+	return errorAnswer(id, append(b, '}'))
+}
+
+// saysEnded reports whether f is an endedFrame.
+func saysEnded(f *Frame) bool {
+	if f.Error.Empty() {
+		return false
+	}
+	object := f.Bytes(f.Error)
+	data, ok := member(object, "data")
+	return ok && string(object[data.Start:data.End]) == endedData
+}
+
 // errorAnswer is an error answer with the error object given.
 func errorAnswer(id, object []byte) []byte {
 	b := append([]byte(`{"jsonrpc":"2.0","id":`), id...)
