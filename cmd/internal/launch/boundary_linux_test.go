@@ -753,3 +753,29 @@ func TestAgentThatTakesItsOwnRightsAwayStartsAgain(t *testing.T) {
 	}
 	b.sh("touch ~/back ok")
 }
+
+// A start that is given up at any moment leaves nothing, also when bubblewrap has forked
+// and not yet said so.
+func TestStartGivenUpAtAnyMomentLeavesNothing(t *testing.T) {
+	b := newBox(t)
+	for i := range 150 {
+		tag := fmt.Sprintf("given-up-%d-%d", os.Getpid(), i)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*200*time.Microsecond)
+		s := b.start("/bin/sh", "-c", "exec sleep 600 # "+tag)
+		s.DieWithParent = true
+		p, err := s.Run(ctx)
+		if err == nil {
+			p.Kill()
+		}
+		cancel()
+		procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range procs {
+			if text, err := os.ReadFile(name); err == nil && bytes.Contains(text, []byte(tag)) {
+				t.Errorf("given up after %v: %s is left: %q", time.Duration(i)*200*time.Microsecond, name, text)
+			}
+		}
+	}
+}

@@ -118,7 +118,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
-	if spec.Plan == nil && s.DieWithParent {
+	if s.DieWithParent {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // own keeps the thread that it hangs on
 	}
 	p := &Process{Plan: spec.Plan, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
@@ -136,6 +136,9 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	if err := p.passGate(ctx, gate, s.Place); err != nil {
 		infoR.Close()
 		close(p.told)
+		if killed := p.killed(ctx); killed != nil {
+			err = killed
+		}
 		p.kill()
 		<-p.done
 		return nil, err
@@ -150,10 +153,14 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	stop := context.AfterFunc(ctx, func() { infoR.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := p.learnInit(infoR); err != nil {
+		killed := p.killed(ctx)
 		p.kill()
 		<-p.done
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+		if killed != nil {
+			return nil, killed
 		}
 		return nil, &UnavailableError{Err: fmt.Errorf("%s made no sandbox: %s: %w", s.Bwrap, p.end.Text, err)}
 	}
@@ -247,6 +254,29 @@ func (p *Process) passGate(ctx context.Context, gate *os.File, place func(contex
 	}
 	if len(rest) > 0 {
 		return launchError(rest)
+	}
+	return nil
+}
+
+// killedWait is how long a process that closed its pipes may take to be gone.
+const killedWait = 200 * time.Millisecond
+
+// killed reports that somebody else killed the process during its start. That says
+// nothing of the host: another start may be well. A process that still runs was not.
+func (p *Process) killed(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	timer := time.NewTimer(killedWait)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		return nil
+	}
+	switch syscall.Signal(p.end.Signal) {
+	case syscall.SIGKILL, syscall.SIGTERM:
+		return fmt.Errorf("the start was cut short: the launcher was %s", p.end.Text)
 	}
 	return nil
 }
@@ -350,11 +380,36 @@ func (p *Process) kill() {
 		}
 	}
 	p.mu.Lock()
-	if p.initFD >= 0 {
+	known := p.initFD >= 0
+	if known {
 		_ = unix.PidfdSendSignal(p.initFD, unix.SIGKILL, nil, 0)
 	}
 	p.mu.Unlock()
+	if !known && p.Plan != nil {
+		p.killUnknown()
+	}
 	signalChild(p.PID, syscall.SIGKILL)
+}
+
+// killUnknown ends a sandbox whose first process bubblewrap has not told of yet. Its outer
+// process is halted first: killed alone, it would leave the first one waiting for it for
+// ever, and unhalted it could fork behind our back.
+func (p *Process) killUnknown() {
+	signalChild(p.PID, syscall.SIGSTOP)
+	for range 10_000 {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/stat")
+		if err != nil {
+			break // it is gone
+		}
+		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
+		if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) && (b[i+2] == 'T' || b[i+2] == 'Z' || b[i+2] == 'X') {
+			break
+		}
+		runtime.Gosched()
+	}
+	for _, pid := range children(p.PID) {
+		signalChild(pid, syscall.SIGKILL)
+	}
 }
 
 // Stop ends the program: it waits for grace (the caller has closed its stdin), sends
