@@ -54,6 +54,14 @@ func root() string {
 // Unit is the last part of the group's name: a unit's.
 func (g Group) Unit() string { return filepath.Base(g.Name) }
 
+// Parent is the group above.
+func (g Group) Parent() Group { return Group{filepath.Dir(g.Path), filepath.Dir(g.Name)} }
+
+// Child is the group of that name below.
+func (g Group) Child(name string) Group {
+	return Group{filepath.Join(g.Path, name), filepath.Join(g.Name, name)}
+}
+
 // Value reads a file of the group, trimmed; ok is false where the group has none (its
 // controller is not there).
 func (g Group) Value(name string) (value string, ok bool) {
