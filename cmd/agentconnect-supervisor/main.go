@@ -48,6 +48,9 @@ func run() int {
 	fail := func(code int, err error) int {
 		notify("STATUS=" + strings.ReplaceAll(err.Error(), "\n", " "))
 		log.Error(err.Error())
+		if agent != "" && (code == exitUnavailable || code == exitNoDaemon || code == exitBadSpec) {
+			forgive(agent)
+		}
 		return code
 	}
 	if os.Getuid() == 0 {

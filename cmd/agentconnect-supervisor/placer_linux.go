@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/scope"
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
@@ -28,6 +29,23 @@ func placer(spec *wire.Spec) (supervisor.Placer, error) {
 			return bus{conn}, nil
 		},
 	}, nil
+}
+
+// forgiveTime bounds how long a refused start waits for the manager.
+const forgiveTime = 2 * time.Second
+
+// forgive takes a refused start off systemd's count, which is for storms of restarts: who
+// asks again and again is to hear the reason each time, and when it is gone the next
+// start has to work.
+func forgive(id string) {
+	ctx, cancel := context.WithTimeout(context.Background(), forgiveTime)
+	defer cancel()
+	conn, err := dbusctl.Connect(ctx, dbusctl.Here(os.Getenv("XDG_RUNTIME_DIR"), ""), nil)
+	if err != nil {
+		return // it counts, then
+	}
+	defer conn.Close()
+	_ = conn.ResetFailed(ctx, units.ServiceName(id)) // as above
 }
 
 // bus is a connection as package scope wants it.

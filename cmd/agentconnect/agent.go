@@ -330,8 +330,19 @@ func (a *app) agentEdit() *cobra.Command {
 		if err := s.sayAgent(ag, "changed"); err != nil {
 			return err
 		}
-		if st, err := s.client().Agent(c.Context(), ag.ID); err == nil && st.State == control.StateRunning {
+		st, err := s.client().Agent(c.Context(), ag.ID)
+		switch {
+		case err != nil || st.State != control.StateRunning: // its next start has the change
+		case st.Changed || st.Usage == nil:
 			a.warn("agent %s runs with what it was started with; run `agentconnect agent restart %s`", ag.ID, ag.ID)
+		default:
+			for _, n := range st.Unmet {
+				a.warn("%s", n)
+			}
+			if !a.json {
+				_, err = fmt.Fprintf(a.out, "it runs on with: %s\n", oneLine(usageLine(st.Usage)))
+				return err
+			}
 		}
 		return nil
 	}
@@ -433,6 +444,12 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	t.row("network", st.Network)
 	t.row("nesting", orDefault(ag.Nesting, "as the runtime needs"))
 	t.row("limits", fmt.Sprintf("memory %s, cpu %s, tasks %d", orDefault(limits.Memory, "-"), orDefault(limits.CPU, "-"), limits.Tasks))
+	if st.Usage != nil {
+		t.row("uses", usageLine(st.Usage))
+	}
+	if len(st.DropIns) > 0 {
+		t.row("units", dropInsLine(st.DropIns))
+	}
 	for _, g := range ag.Grants {
 		t.row("grant", fmt.Sprintf("%s:%s", g.Path, g.Access))
 	}
@@ -442,7 +459,7 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	if keys := ag.Unused(); len(keys) > 0 {
 		t.row("without effect here", strings.Join(keys, ", "))
 	}
-	for _, n := range st.Notes {
+	for _, n := range slices.Concat(st.Unmet, st.Notes) {
 		t.row("note", n)
 	}
 	return t.end()

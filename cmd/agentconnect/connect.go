@@ -8,8 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +27,41 @@ const maxReply = 1 << 20
 // replyTimeout is how long a supervisor may take to answer; starting a boundary for an
 // exec is part of it.
 const replyTimeout = 2 * time.Minute
+
+// Until the daemon has heard that a supervisor ended, it names its socket. So a client
+// that comes just then asks anew, every againEvery, for at most againFor.
+const (
+	againFor   = 10 * time.Second
+	againEvery = 20 * time.Millisecond
+)
+
+// where asks the daemon for the socket of a supervisor.
+type where = func(context.Context) (*control.Attach, error)
+
+// reach is ask at the socket that the daemon names.
+func reach(ctx context.Context, socketOf where, req wire.Request, files ...*os.File) (*net.UnixConn, []*os.File, error) {
+	patience, cancel := context.WithTimeout(ctx, againFor)
+	defer cancel()
+	for {
+		at, err := socketOf(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		c, got, err := ask(ctx, at.Socket, req, files...)
+		// Where nobody listens nothing has been asked. Without an answer nobody knows: a
+		// command might run twice, an attach is simply lost.
+		none := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+		lost := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+		if !none && (!lost || req.Op != wire.OpAttach) {
+			return c, got, err
+		}
+		select {
+		case <-time.After(againEvery):
+		case <-patience.Done():
+			return nil, nil, err
+		}
+	}
+}
 
 // ask connects to a supervisor, sends req with files, and returns the connection behind
 // the reply, with the descriptors that came with it. The caller closes both; files stay

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -36,11 +37,11 @@ func (a *app) agentExec() *cobra.Command {
 			if len(argv) == 0 {
 				return &usageError{text: "give a command after --", see: c.CommandPath()}
 			}
-			socket, err := a.execSocket(c.Context(), args[0])
+			where, err := a.execWhere(args[0])
 			if err != nil {
 				return err
 			}
-			return a.exec(c.Context(), socket, argv)
+			return a.exec(c.Context(), where, argv)
 		},
 	}
 	c.Flags().SetInterspersed(false) // what follows the id is the command's
@@ -55,25 +56,21 @@ func afterDashes(args []string) []string {
 	return args
 }
 
-// execSocket asks the daemon for a supervisor that serves exec.
-func (a *app) execSocket(ctx context.Context, id string) (string, error) {
+// execWhere is where commands of the agent are served.
+func (a *app) execWhere(id string) (where, error) {
 	s, err := a.site()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if _, err := s.agent(id); err != nil {
-		return "", err
+		return nil, err
 	}
-	at, err := s.client().Exec(ctx, id)
-	if err != nil {
-		return "", err
-	}
-	return at.Socket, nil
+	return func(ctx context.Context) (*control.Attach, error) { return s.client().Exec(ctx, id) }, nil
 }
 
 // exec runs argv on pipes of our own making. Our own descriptors never go inside: one
 // opened for reading could be opened again for writing there, by its name in /proc.
-func (a *app) exec(ctx context.Context, socket string, argv []string) error {
+func (a *app) exec(ctx context.Context, at where, argv []string) error {
 	var ours, theirs [3]*os.File
 	defer func() {
 		closeAll(nonNil(ours[:]))
@@ -90,7 +87,7 @@ func (a *app) exec(ctx context.Context, socket string, argv []string) error {
 			ours[i], theirs[i] = r, w
 		}
 	}
-	c, extra, err := ask(ctx, socket, wire.Request{Op: wire.OpExec, Client: "exec", Argv: argv}, theirs[:]...)
+	c, extra, err := reach(ctx, at, wire.Request{Op: wire.OpExec, Client: "exec", Argv: argv}, theirs[:]...)
 	closeAll(extra)
 	if err != nil {
 		return err
@@ -180,11 +177,11 @@ func (a *app) agentShell() *cobra.Command {
 			if len(argv) == 0 {
 				argv = []string{"/bin/sh", "-c", `exec "${SHELL:-/bin/sh}"`}
 			}
-			socket, err := a.execSocket(c.Context(), args[0])
+			where, err := a.execWhere(args[0])
 			if err != nil {
 				return err
 			}
-			return a.shell(c.Context(), socket, in, argv)
+			return a.shell(c.Context(), where, in, argv)
 		},
 	}
 	c.Flags().SetInterspersed(false)
@@ -193,12 +190,12 @@ func (a *app) agentShell() *cobra.Command {
 
 // shell joins our terminal to one that lies inside. The two are never the same: what is
 // typed into the one inside by its programs does not reach ours.
-func (a *app) shell(ctx context.Context, socket string, in *os.File, argv []string) error {
+func (a *app) shell(ctx context.Context, at where, in *os.File, argv []string) error {
 	req := wire.Request{Op: wire.OpExec, Client: "shell", Argv: argv, TTY: windowSize(in)}
 	if t := a.getenv("TERM"); t != "" {
 		req.Env = []string{"TERM=" + t}
 	}
-	c, files, err := ask(ctx, socket, req)
+	c, files, err := reach(ctx, at, req)
 	if err != nil {
 		return err
 	}

@@ -26,12 +26,14 @@ type explained struct {
 	Plan      *sandbox.Plan     `json:"plan,omitempty"`
 	Paths     []sandbox.Verdict `json:"paths,omitempty"`
 	Notes     []string          `json:"notes,omitempty"`
+	// DropIns are files by which somebody changes the agent's units, its limits perhaps.
+	DropIns []string `json:"dropIns,omitempty"`
 }
 
 func (a *app) explainCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "explain ID [PATH…]", Short: "what the agent may touch, or what happens to a path and why", Args: a.idArgs(1, -1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
 			s, err := a.site()
 			if err != nil {
 				return err
@@ -44,6 +46,7 @@ func (a *app) explainCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			x.DropIns = a.dropIns(c.Context(), e.ID)
 			if a.json {
 				return a.printJSON(x)
 			}
@@ -121,6 +124,9 @@ func (a *app) printExplained(x *explained) error {
 	}
 	if err := t.end(); err != nil {
 		return err
+	}
+	if len(x.DropIns) > 0 {
+		x.Notes = append(x.Notes, dropInsLine(x.DropIns))
 	}
 	for _, n := range x.Notes {
 		fmt.Fprintln(a.out, "note: "+oneLine(n))

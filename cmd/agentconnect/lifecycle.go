@@ -9,12 +9,14 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
@@ -55,6 +57,10 @@ func (a *app) runCommand() *cobra.Command {
 }
 
 func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
+	// A crash must not write the agents' secrets to disk.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("core dumps cannot be turned off: %w", err)
+	}
 	load := func() (*config.Config, error) {
 		return a.config(flags...)
 	}
@@ -270,6 +276,9 @@ func (a *app) printStatus(st *control.Status) error {
 	}
 	t.row("sandbox required", map[bool]string{true: "yes", false: "no"}[st.RequireSandbox])
 	t.row("probe", probeLine(st.Probe))
+	if st.Usage != nil {
+		t.row("all agents", usageLine(st.Usage))
+	}
 	if st.ConfigError != "" {
 		t.row("configuration", "ERROR: "+st.ConfigError)
 	}
@@ -336,13 +345,19 @@ func (a *app) printAgents(agents []control.AgentStatus) error {
 		if g.Reason != "" {
 			says = append(says, g.Reason)
 		}
+		if g.Usage != nil {
+			says = append(says, usageLine(g.Usage))
+		}
 		if g.Restarts > 0 {
 			says = append(says, fmt.Sprintf("restarted %d times", g.Restarts))
+		}
+		if len(g.DropIns) > 0 {
+			says = append(says, dropInsLine(g.DropIns))
 		}
 		if g.Build != "" {
 			says = append(says, fmt.Sprintf("still runs the older build %s; run `agentconnect agent restart %s`", g.Build, g.ID))
 		}
-		for _, s := range append(says, g.Notes...) {
+		for _, s := range slices.Concat(says, g.Unmet, g.Notes) {
 			fmt.Fprintf(a.out, "  %s: %s: %s\n", g.ID, a.tint(g.State), oneLine(s))
 		}
 	}
@@ -391,17 +406,29 @@ func (a *app) probe(ctx context.Context) (*control.Probe, error) {
 	return s.probeHere(ctx)
 }
 
-// probeHere probes in this process and leaves the result in ROOT.
+// probeHere probes in this process and leaves the result in ROOT. That it could not be
+// done is a result, too: an older good one must not be believed any longer.
 func (a *app) probeHere(ctx context.Context) (*control.Probe, error) {
 	s, err := a.site()
 	if err != nil {
+		if root, rerr := a.plainRoot(); rerr == nil {
+			err = errors.Join(err, daemon.WriteProbe(root, failedProbe(err)))
+		}
 		return nil, err
 	}
 	p, err := s.probeHere(ctx)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, daemon.WriteProbe(s.cfg.Root, failedProbe(err)))
 	}
 	return p, daemon.WriteProbe(s.cfg.Root, p)
+}
+
+// failedProbe is the result of a probe that could not be done.
+func failedProbe(err error) *control.Probe {
+	return &control.Probe{Code: "boundary-leak", At: time.Now(), Checks: []control.Check{{
+		Code: "boundary-leak", Title: "the probe runs", Result: "failed", Detail: err.Error(),
+		Remedy: "see: `systemctl --user status agentconnect-probe.service`",
+	}}}
 }
 
 func (s *site) probeHere(ctx context.Context) (*control.Probe, error) {

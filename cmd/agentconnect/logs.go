@@ -1,5 +1,5 @@
-// agent logs: the messages of an agent's supervisor, from the file, with or without a
-// daemon.
+// agent logs: the messages of an agent's supervisor, from the journal or, under direct
+// supervision, from the file; with or without a daemon.
 
 package main
 
@@ -38,6 +38,9 @@ func (a *app) agentLogs() *cobra.Command {
 				if _, serr := os.Stat(path); serr != nil {
 					return err
 				}
+			}
+			if there, err := a.journal(c.Context(), s, args[0], lines, follow); there {
+				return err
 			}
 			return a.logs(c.Context(), path, lines, follow)
 		},

@@ -3,13 +3,18 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"strconv"
 	"strings"
+	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/cgroup"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
@@ -29,30 +34,56 @@ func (a *app) connect(ctx context.Context) (*dbusctl.Conn, error) {
 	return dbusctl.Connect(ctx, a.place(), nil)
 }
 
+// managerPatience is how long the manager's own daemon waits for it to answer: the bus may
+// be restarting. It is less than the start may take.
+const managerPatience = 75 * time.Second
+
 // managed connects to the user's manager if it is to keep the agents, and says in a note
 // what is the case: auto takes the manager where it answers and our units are installed.
+// What the manager itself started is never without one: agents run in its units, and a
+// daemon that took them for its own children would be a second hand on them.
 func (a *app) managed(ctx context.Context, cfg *config.Config) (conn *dbusctl.Conn, note string, err error) {
 	if cfg.Supervisor == "direct" {
 		return nil, directNote, nil
 	}
-	conn, err = a.connect(ctx)
-	if err == nil {
-		err = installed(ctx, conn)
-		if err != nil {
-			conn.Close()
+	ours := false
+	if group, gerr := cgroup.Of(os.Getpid()); gerr == nil {
+		ours = group.Unit() == units.Daemon
+	}
+	conn, err = a.answering(ctx)
+	for end := time.Now().Add(managerPatience); ours && err != nil && time.Now().Before(end); conn, err = a.answering(ctx) {
+		select {
+		case <-ctx.Done():
+			return nil, "", ctx.Err()
+		case <-time.After(time.Second / 4):
 		}
 	}
-	if err == nil {
-		note := "agents are units of the user manager (systemd " + fmt.Sprint(int(conn.Version())) + ")"
+	switch {
+	case err == nil:
+		note = "agents are units of the user manager (systemd " + fmt.Sprint(int(conn.Version())) + ")"
 		if lerr := a.place().Lingering(); lerr != nil {
 			note += "; " + lerr.Error()
 		}
 		return conn, note, nil
-	}
-	if cfg.Supervisor == "systemd" {
+	case ours:
+		return nil, "", &daemon.Refusal{Code: 75, Text: "the user manager started this daemon and does not answer it: " + err.Error()}
+	case cfg.Supervisor == "systemd":
 		return nil, "", &daemon.Refusal{Code: 78, Text: fmt.Sprintf("supervisor systemd: %v (or use --supervisor direct)", err)}
 	}
 	return nil, directNote + " (" + err.Error() + ")", nil
+}
+
+// answering connects to the manager and sees that our units are installed.
+func (a *app) answering(ctx context.Context) (*dbusctl.Conn, error) {
+	conn, err := a.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := installed(ctx, conn); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }
 
 // installed checks that the units which agents hang on are there.
@@ -84,10 +115,14 @@ func manage(conn *dbusctl.Conn, set programs.Set) func(daemon.ManagerDeps) (daem
 func unitProber(conn *dbusctl.Conn, root string) daemon.Prober {
 	return func(ctx context.Context, _ string) control.Probe {
 		failed := func(err error) control.Probe {
-			return control.Probe{Code: "boundary-leak", Checks: []control.Check{{
-				Code: "boundary-leak", Title: "the probe runs", Result: "failed", Detail: err.Error(),
-				Remedy: "see: `systemctl --user status " + units.Probe + "`",
-			}}}
+			p := failedProbe(err)
+			if ctx.Err() != nil {
+				return *p // given up, which says nothing of the boundary
+			}
+			if werr := daemon.WriteProbe(root, p); werr != nil {
+				p.Checks[0].Detail += "; " + werr.Error()
+			}
+			return *p
 		}
 		p, err := conn.Properties(ctx, units.Probe)
 		if err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) { // not loaded: it has not run yet
@@ -223,4 +258,62 @@ func (a *app) restartUnit(ctx context.Context) error {
 		return err
 	}
 	return a.say(map[string]any{"state": control.StateRunning}, "the daemon was restarted; the agents went on")
+}
+
+// dropIns are the files by which somebody changes the agent's units; none where no manager
+// answers.
+func (a *app) dropIns(ctx context.Context, id string) []string {
+	conn, err := a.connect(ctx)
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	files, err := systemd.DropIns(ctx, conn, id)
+	if err != nil {
+		a.warn("whether somebody changed the units of %s is not known: %v", id, err)
+	}
+	return files
+}
+
+// journal prints an agent's log from the journal, where the service manager keeps the
+// agents. It reports false where it does not.
+func (a *app) journal(ctx context.Context, s *site, id string, lines int, follow bool) (bool, error) {
+	if s.cfg.Supervisor == "direct" || a.place().Check() != nil {
+		return false, nil
+	}
+	if st, err := s.client().Status(ctx); err == nil && st.Supervisor != "systemd" {
+		return false, nil
+	}
+	args := []string{"--user", "--quiet", "--no-pager", "--output=short-iso", "--unit=" + units.ServiceName(id), "--lines=" + strconv.Itoa(lines)}
+	if follow {
+		args = append(args, "--follow")
+	}
+	cmd := exec.CommandContext(ctx, "journalctl", args...)
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return true, err
+	}
+	if err := cmd.Start(); err != nil {
+		return true, fmt.Errorf("agent %s: its log is in the journal: %w", id, err)
+	}
+	r := bufio.NewReader(out)
+	var perr error
+	for perr == nil {
+		line, err := r.ReadString('\n')
+		if line != "" {
+			perr = a.logLines([]string{strings.TrimSuffix(line, "\n")})
+		}
+		if err != nil {
+			break
+		}
+	}
+	if perr != nil {
+		_ = cmd.Process.Kill() // nobody reads on
+	}
+	if err := cmd.Wait(); err != nil && perr == nil && ctx.Err() == nil {
+		perr = fmt.Errorf("agent %s: its log is in the journal: %w: %s", id, err, strings.TrimSpace(said.String()))
+	}
+	return true, perr
 }

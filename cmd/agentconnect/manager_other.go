@@ -31,3 +31,7 @@ func (a *app) up(context.Context) error { return errNoManager }
 func (a *app) downUnit(context.Context) (bool, error) { return false, nil }
 
 func (a *app) restartUnit(context.Context) error { return errNoManager }
+
+func (a *app) dropIns(context.Context, string) []string { return nil }
+
+func (a *app) journal(context.Context, *site, string, int, bool) (bool, error) { return false, nil }

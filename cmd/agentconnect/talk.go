@@ -19,6 +19,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/version"
@@ -71,11 +72,8 @@ func (a *app) acpCommand() *cobra.Command {
 
 // attach connects to an agent as an ACP client, starting it if needed.
 func (s *site) attach(ctx context.Context, id, client string) (io.ReadWriteCloser, error) {
-	at, err := s.client().Attach(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	c, extra, err := ask(ctx, at.Socket, wire.Request{Op: wire.OpAttach, Client: client})
+	where := func(ctx context.Context) (*control.Attach, error) { return s.client().Attach(ctx, id) }
+	c, extra, err := reach(ctx, where, wire.Request{Op: wire.OpAttach, Client: client})
 	closeAll(extra)
 	if err != nil {
 		return nil, err // as an interface: a nil *UnixConn would not be nil

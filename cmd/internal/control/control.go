@@ -3,7 +3,11 @@
 // in a 0700 directory and both ends check the peer's uid.
 package control
 
-import "time"
+import (
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/accounting"
+)
 
 // Probe is the result of the live probe: what status, features and exit 69 go by.
 type Probe struct {
@@ -50,6 +54,15 @@ type AgentStatus struct {
 	Build     string    `json:"build,omitempty"` // set when an older build still runs
 	Notes     []string  `json:"notes,omitempty"`
 	Socket    string    `json:"socket,omitempty"` // the agent socket while running
+	// Changed: its configuration changed since it started, in what a running agent cannot take over.
+	Changed bool `json:"changed,omitempty"`
+	// Usage is what its runtime uses, read for this answer; nil under direct supervision and
+	// while it does not run. OOMKills are those of all its starts since its units were made.
+	Usage *accounting.Usage `json:"usage,omitempty"`
+	// Unmet are limits that are wanted and not in force as they are wanted.
+	Unmet []string `json:"unmet,omitempty"`
+	// DropIns are files by which somebody changes its units.
+	DropIns []string `json:"dropIns,omitempty"`
 }
 
 // Status is the whole picture; also what a daemon that ended or refused leaves behind in ROOT.
@@ -66,9 +79,12 @@ type Status struct {
 	RequireSandbox bool          `json:"requireSandbox"`
 	Probe          *Probe        `json:"probe,omitempty"`
 	Agents         []AgentStatus `json:"agents"`
-	ConfigError    string        `json:"configError,omitempty"` // a reload that failed; the old policy is in force
-	Warnings       []string      `json:"warnings,omitempty"`
-	Log            []string      `json:"log,omitempty"` // the end of the daemon's log
+	// Usage of all agents together, their supervisors included; nil under direct supervision
+	// and while none runs.
+	Usage       *accounting.Usage `json:"usage,omitempty"`
+	ConfigError string            `json:"configError,omitempty"` // a reload that failed; the old policy is in force
+	Warnings    []string          `json:"warnings,omitempty"`
+	Log         []string          `json:"log,omitempty"` // the end of the daemon's log
 }
 
 // Error is the body of every answer that is not 2xx. Code is the exit code for the

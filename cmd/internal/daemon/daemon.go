@@ -5,6 +5,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,12 +19,14 @@ import (
 	"sync"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/accounting"
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/units"
 )
 
 // Prober runs the live probe of the boundary. It may put sockets into runDir.
@@ -109,8 +112,9 @@ type record struct {
 
 	// The rest under Daemon.mu.
 	state, reason string       // not started: StateRefused or StateFailed, and why
-	inForce       *agent.Agent // as of the last start
+	inForce       *agent.Agent // as of the last start, or of a change taken over live
 	text          string       // of inForce
+	limits        *wire.Limits // passed to what runs; nil: not known, or there are none
 }
 
 // RootError: somebody tried to run agents as root.
@@ -282,7 +286,7 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	d.notify("READY=1")
 	defer d.notify("STOPPING=1")
 	d.adopt(ctx)
-	d.startWanted("start of the daemon")
+	d.startWanted(ctx, "start of the daemon")
 
 	for ctx.Err() == nil {
 		select {
@@ -315,8 +319,8 @@ func (d *Daemon) notify(state string) {
 
 // adopter is a Supervision whose agents outlive the daemon.
 type adopter interface {
-	// Adopt takes over what runs and names it.
-	Adopt(ctx context.Context) ([]string, error)
+	// Adopt takes over what runs and names it; it names what is known but does not run, too.
+	Adopt(ctx context.Context) (running, stopped []string, err error)
 }
 
 // adopt takes over the agents that outlived the last daemon, and stops those that the
@@ -326,22 +330,21 @@ func (d *Daemon) adopt(ctx context.Context) {
 	if !ok {
 		return
 	}
-	ids, err := sup.Adopt(ctx)
+	running, stopped, err := sup.Adopt(ctx)
 	if err != nil {
 		d.log.Error("agents that run are not taken over", "error", err)
 		return
 	}
-	for _, id := range ids {
+	for _, id := range stopped {
+		if _, err := d.load(id); errors.Is(err, agent.ErrNotFound) {
+			d.forget(id, endMargin)
+		}
+	}
+	for _, id := range running {
 		r := d.record(id)
 		err := d.allowed(ctx, id, r)
 		if err == nil {
-			d.log.Info("agent taken over", "agent", id)
-			d.mu.Lock()
-			err = d.wanted.set(id, true)
-			d.mu.Unlock()
-			if err != nil {
-				d.log.Error("wanted agents", "error", err)
-			}
+			d.takeOver(id, r)
 			continue
 		}
 		d.log.Warn("stopping an agent that is not allowed any more", "agent", id, "reason", err)
@@ -356,6 +359,30 @@ func (d *Daemon) adopt(ctx context.Context) {
 		r.wish.Unlock()
 		d.refuse(id, r, err)
 	}
+}
+
+// takeOver goes on with an agent that runs. Whoever stops one has first written down that
+// it is not wanted: one that runs all the same is on its way down, or the daemon that was
+// to stop it died over it.
+func (d *Daemon) takeOver(id string, r *record) {
+	r.wish.Lock()
+	defer r.wish.Unlock()
+	d.mu.Lock()
+	stop := d.wanted.known && !d.wanted.ids[id]
+	var err error
+	if !stop {
+		err = d.wanted.set(id, true)
+	}
+	d.mu.Unlock()
+	if err != nil {
+		d.log.Error("wanted agents", "error", err)
+	}
+	if stop {
+		d.log.Info("stopping an agent that is not wanted", "agent", id)
+		d.sup.Stop(id)
+		return
+	}
+	d.log.Info("agent taken over", "agent", id)
 }
 
 // allowed judges an agent that runs by the configuration as it is now.
@@ -374,6 +401,7 @@ func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
 	d.mu.Lock()
 	r.inForce, r.text = a, string(text)
 	d.mu.Unlock()
+	d.adjust(ctx, id, a)
 	st, err := wireStatus(ctx, d.sup.State(id).Socket)
 	if err != nil {
 		return nil //nolint:nilerr // it is on its way up or down; the units' order holds
@@ -540,11 +568,12 @@ func (d *Daemon) renew(id string) (*wire.Spec, error) {
 		}
 		d.log.Warn("configuration in force is used for the restart", "agent", id, "error", err)
 	}
-	return d.agentSpec(r, a)
+	return d.agentSpec(r, a, true)
 }
 
-// agentSpec builds the spec of the agent's own supervisor and notes what is in force.
-func (d *Daemon) agentSpec(r *record, a *agent.Agent) (*wire.Spec, error) {
+// agentSpec builds the spec of the agent's own supervisor. With used it notes that this is
+// what runs from now on.
+func (d *Daemon) agentSpec(r *record, a *agent.Agent, used bool) (*wire.Spec, error) {
 	socket, err := d.run.Socket(a.ID + ".sock")
 	if err != nil {
 		return nil, err
@@ -558,7 +587,10 @@ func (d *Daemon) agentSpec(r *record, a *agent.Agent) (*wire.Spec, error) {
 		return nil, err
 	}
 	d.mu.Lock()
-	r.inForce, r.text, r.state, r.reason = a, string(text), "", ""
+	r.state, r.reason = "", ""
+	if used {
+		r.inForce, r.text, r.limits = a, string(text), spec.Limits
+	}
 	d.mu.Unlock()
 	return spec, nil
 }
@@ -568,6 +600,27 @@ func (d *Daemon) start(id string, again bool) (Pending, error) {
 	r := d.record(id)
 	r.wish.Lock()
 	defer r.wish.Unlock()
+	return d.startLocked(id, r, again)
+}
+
+// startIfWanted starts an agent by itself, unless somebody stopped it meanwhile.
+func (d *Daemon) startIfWanted(id, why string) error {
+	r := d.record(id)
+	r.wish.Lock()
+	defer r.wish.Unlock()
+	d.mu.Lock()
+	wanted := d.wanted.ids[id]
+	d.mu.Unlock()
+	if !wanted {
+		return nil
+	}
+	d.log.Info("starting wanted agent", "agent", id, "why", why)
+	_, err := d.startLocked(id, r, false)
+	return err
+}
+
+// startLocked is start under the record's wish lock.
+func (d *Daemon) startLocked(id string, r *record, again bool) (Pending, error) {
 	a, err := d.load(id)
 	if err != nil {
 		d.refuse(id, r, err)
@@ -582,7 +635,9 @@ func (d *Daemon) start(id string, again bool) (Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, err := d.agentSpec(r, a)
+	// Under a service manager the supervisor asks for its spec when it starts; where the
+	// agent runs already, nobody does.
+	spec, err := d.agentSpec(r, a, d.sup.Name() == "direct")
 	if err != nil {
 		d.refuse(id, r, err)
 		return nil, err
@@ -616,17 +671,19 @@ func (d *Daemon) room(id string) error {
 	d.mu.Lock()
 	most, ids := d.cfg.MaxAgents, d.wanted.list()
 	d.mu.Unlock()
+	ids = slices.DeleteFunc(ids, func(other string) bool { return other == id })
+	if most <= 0 || len(ids) < most {
+		return nil // whether they all run need not be asked, one by one
+	}
 	n := 0
 	for _, other := range ids {
 		switch d.sup.State(other).State {
 		case control.StateStopped, control.StateFailed, control.StateRefused:
 		default:
-			if other != id {
-				n++
-			}
+			n++
 		}
 	}
-	if most > 0 && n >= most {
+	if n >= most {
 		return &Refusal{Code: 1, Text: fmt.Sprintf("agent %s: %d agents run already, and limits.maxAgents is %d; stop one, or raise it in config.json", id, n, most)}
 	}
 	return nil
@@ -704,14 +761,16 @@ func (d *Daemon) exec(ctx context.Context, id string) (string, error) {
 }
 
 // startWanted starts what is to run and does not, each by itself.
-func (d *Daemon) startWanted(why string) {
+func (d *Daemon) startWanted(ctx context.Context, why string) {
 	d.mu.Lock()
 	ids := d.wanted.list()
 	d.mu.Unlock()
 	for _, id := range ids {
-		d.log.Info("starting wanted agent", "agent", id, "why", why)
+		if ctx.Err() != nil {
+			return
+		}
 		// Whatever stands in the way is noted in the agent's status; the outcome shows there too.
-		if _, err := d.start(id, false); errors.Is(err, agent.ErrNotFound) {
+		if err := d.startIfWanted(id, why); errors.Is(err, agent.ErrNotFound) {
 			d.mu.Lock()
 			err := d.wanted.set(id, false)
 			d.mu.Unlock()
@@ -736,8 +795,7 @@ func (d *Daemon) recover(why string) {
 	d.mu.Unlock()
 	for _, id := range ids {
 		if s := d.agentStatus(id, nil); s.State == control.StateRefused {
-			d.log.Info("starting refused agent", "agent", id, "why", why)
-			_, _ = d.start(id, false) // its outcome shows in the agent's status
+			_ = d.startIfWanted(id, why) // its outcome shows in the agent's status
 		}
 	}
 }
@@ -769,6 +827,7 @@ func (d *Daemon) reload(why string) error {
 		return err
 	}
 	d.enforce(entries)
+	d.adjustAll(entries)
 	d.recover("the configuration changed")
 	return nil
 }
@@ -869,6 +928,7 @@ func (d *Daemon) agentStatus(id string, e *config.AgentEntry) control.AgentStatu
 		if r != nil && r.inForce != nil && active(s.State) {
 			if text, err := a.Encode(); err == nil && string(text) != r.text {
 				s.Notes = append(s.Notes, fmt.Sprintf("its configuration changed since it started; run `agentconnect agent restart %s`", id))
+				s.Changed = true
 				a = r.inForce // what runs
 			}
 		}
@@ -912,17 +972,19 @@ func (d *Daemon) status(ctx context.Context, ask bool) *control.Status {
 		s.Agents = append(s.Agents, d.agentStatus(entries[i].ID, &entries[i]))
 	}
 	if ask {
-		d.ask(ctx, s.Agents)
+		s.Usage = d.ask(ctx, s.Agents)
 	}
 	s.Log, _ = Tail(DaemonLog(cfg.Root), logLines)
 	return s
 }
 
-// ask fills in what only the supervisors know. One that does not answer in time leaves
-// a note, and keeps nobody waiting longer.
-func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) {
+// ask fills in what only the supervisors, the manager and the kernel know, and returns
+// what all agents use together. A supervisor that does not answer in time leaves a note,
+// and keeps nobody waiting longer.
+func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) *accounting.Usage {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	totals := make([]*accounting.Usage, len(agents))
 	var wg sync.WaitGroup
 	for i := range agents {
 		a := &agents[i]
@@ -930,6 +992,12 @@ func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) {
 			continue
 		}
 		wg.Go(func() {
+			totals[i] = d.account(a)
+			d.dropIns(ctx, a)
+			if a.Usage != nil && a.Usage.Frozen {
+				a.Notes = append(a.Notes, fmt.Sprintf("frozen: it goes on after `systemctl --user thaw '%s'`", units.SliceName(a.ID)))
+				return // its supervisor, too
+			}
 			st, err := wireStatus(ctx, a.Socket)
 			if err != nil {
 				a.Notes = append(a.Notes, "its supervisor does not answer: "+err.Error())
@@ -946,6 +1014,7 @@ func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) {
 		})
 	}
 	wg.Wait()
+	return cmp.Or(totals...)
 }
 
 func (d *Daemon) watched() []string {

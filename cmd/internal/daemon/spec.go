@@ -277,9 +277,9 @@ func (b *Builder) limits(a *agent.Agent) *wire.Limits {
 	var out wire.Limits
 	// Validated when they were read.
 	if n, err := l.MemoryBytes(); err == nil && n > 0 {
+		// No MemoryHigh below it: without swap there is nothing to reclaim, and the kernel
+		// would slow the agent down to a crawl for minutes before it reaches the limit.
 		out.MemoryMax = uint64(n)
-		// The kernel reclaims before it kills.
-		out.MemoryHigh = out.MemoryMax / 10 * 9
 		none := uint64(0)
 		out.MemorySwapMax = &none
 	}

@@ -86,8 +86,9 @@ func readState(path string) ([]byte, error) {
 
 // wanted remembers which agents are to run, over ends of the daemon. Its caller locks.
 type wanted struct {
-	path string
-	ids  map[string]bool
+	path  string
+	known bool // there was a list
+	ids   map[string]bool
 }
 
 type wantedFile struct {
@@ -113,6 +114,7 @@ func readWanted(path string) (*wanted, error) {
 		}
 		return w, fmt.Errorf("%s: %w; kept as %s; start the agents that should run with `agentconnect agent start ID`", path, err, filepath.Base(aside))
 	}
+	w.known = true
 	for _, id := range ids {
 		w.ids[id] = true
 	}

@@ -7,16 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/accounting"
 	"agentconnect.md/sandbox/cmd/internal/cgroup"
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -42,6 +40,8 @@ type Placer struct {
 	Limits wire.Limits
 	// Unbound: commands of an agent that does not run; their scopes hang on no service.
 	Unbound bool
+
+	runtime atomic.Pointer[cgroup.Group] // of the agent's own scope, the last one
 }
 
 var _ supervisor.Placer = (*Placer)(nil)
@@ -58,7 +58,8 @@ func (p *Placer) Place(ctx context.Context, at supervisor.Placement, pid int) (s
 		return nil, fmt.Errorf("scope: %w", err)
 	}
 	defer unix.Close(fd)
-	agent := units.Agent{ID: p.Agent, Runtime: Limits(p.Limits), Unbound: p.Unbound}
+	limits := p.limits(at)
+	agent := units.Agent{ID: p.Agent, Runtime: Limits(limits), Unbound: p.Unbound}
 	process := units.Process{PID: uint32(pid), FD: fd} //nolint:gosec // a pid
 	t := agent.Scope(bus.Version(), process)
 	if at.Exec > 0 {
@@ -81,85 +82,62 @@ func (p *Placer) Place(ctx context.Context, at supervisor.Placement, pid int) (s
 	if group.Unit() != t.Name {
 		return nil, fmt.Errorf("%s: systemd made it, but process %d is in %s", t.Name, pid, group.Name)
 	}
-	s := &scope{group: group, limits: p.Limits}
+	s := &scope{group: group, slice: group.Parent()}
 	for _, l := range t.Lost {
 		s.notes = append(s.notes, l.String())
 	}
-	if err := s.readBack(); err != nil {
-		return nil, errors.Join(err, group.Kill())
+	if s.unmet, err = accounting.Unmet(group, limits); err != nil {
+		return nil, &supervisor.LimitError{Err: err} // whoever started the process ends it
 	}
 	if at.Exec == 0 {
+		p.runtime.Store(&group)
 		s.watch()
 	}
 	return s, nil
 }
 
+// limits are those of the spec; for a command beside a running runtime those that are in
+// force for it by now, since they change live.
+func (p *Placer) limits(at supervisor.Placement) wire.Limits {
+	l := p.Limits
+	group := p.runtime.Load()
+	if at.Exec == 0 || group == nil || !group.Populated() {
+		return l
+	}
+	or := func(n *uint64) uint64 {
+		if n == nil {
+			return 0 // none
+		}
+		return *n
+	}
+	in := accounting.InForce(*group)
+	l.MemoryMax, l.CPUQuota, l.TasksMax = or(in.Memory), or(in.CPUQuota), or(in.Tasks)
+	return l
+}
+
 // scope is one running scope.
 type scope struct {
-	group  cgroup.Group
-	limits wire.Limits
-	notes  []string
+	group, slice cgroup.Group
+	notes, unmet []string
 
-	mu    sync.Mutex
-	kills uint64 // OOM kills seen
+	mu     sync.Mutex
+	before events  // of the slice, when the scope began
+	seen   events  // of the scope
+	limit  *uint64 // bytes, when memory ran out last
 
 	done       chan struct{} // closed when the watch has ended
 	closeWatch func()
 }
 
-// readBack compares each limit with what the control group says. An administrator's
-// drop-in wins over what we pass, so a limit is never assumed. One that an operator
-// asked for and the group lacks is an error; a default that it lacks is a note.
-func (s *scope) readBack() error {
-	for _, c := range []struct {
-		name, file string
-		want       uint64
-		asked      string
-	}{
-		{"memory limit", "memory.max", s.limits.MemoryMax, "memory"},
-		{"limit of processes and threads", "pids.max", s.limits.TasksMax, "tasks"},
-		{"cpu limit", "cpu.max", s.limits.CPUQuota, "cpu"},
-	} {
-		if c.want == 0 {
-			continue
-		}
-		got, ok := s.limit(c.file)
-		switch {
-		case !ok && slices.Contains(s.limits.Asked, c.asked):
-			return fmt.Errorf("the %s that was asked for is not in force: %s has none in %s (its controller is not delegated to this user); see `systemctl cat user@.service` for Delegate=, or take the limit away with `agentconnect agent edit`", c.name, s.group.Unit(), c.file)
-		case !ok:
-			s.notes = append(s.notes, fmt.Sprintf("no %s: this user's control groups have no controller for it", c.name))
-		case !near(got, c.want):
-			s.notes = append(s.notes, fmt.Sprintf("the %s is %d, not %d: a drop-in of this machine's administrator changed it", c.name, got, c.want))
-		}
-	}
-	return nil
+// events are counters of memory.events.
+type events struct {
+	oom  uint64 // times that the group's own limit was reached for good
+	kill uint64 // processes killed, for whosever limit
 }
 
-// limit reads a limit in the units of wire.Limits.
-func (s *scope) limit(file string) (uint64, bool) {
-	v, ok := s.group.Value(file)
-	if !ok {
-		return 0, false
-	}
-	quota, period, _ := strings.Cut(v, " ")
-	n, err := strconv.ParseUint(quota, 10, 64)
-	if err != nil {
-		return 0, false // "max": no limit
-	}
-	if file != "cpu.max" {
-		return n, true
-	}
-	per, err := strconv.ParseUint(period, 10, 64)
-	if err != nil || per == 0 {
-		return 0, false
-	}
-	return n * 1_000_000 / per, true
-}
-
-// near allows for the kernel's rounding to pages and periods.
-func near(got, want uint64) bool {
-	return math.Abs(float64(got)-float64(want)) <= math.Max(float64(want)/50, 1<<16)
+func memoryEvents(g cgroup.Group) (events, bool) {
+	e := g.Events("memory.events")
+	return events{e["oom"], e["oom_kill"]}, e != nil
 }
 
 // watch counts OOM kills as they happen: the group is gone soon after its last process.
@@ -173,6 +151,8 @@ func (s *scope) watch() {
 		unix.Close(fd)
 		return // no memory controller: nothing is killed for memory in this group alone
 	}
+	s.before, _ = memoryEvents(s.slice)
+	s.limit = accounting.InForce(s.group).Memory
 	f := os.NewFile(uintptr(fd), "memory.events")
 	s.done = make(chan struct{})
 	s.closeWatch = func() { f.Close() }
@@ -188,38 +168,54 @@ func (s *scope) watch() {
 	}()
 }
 
+// count looks for kills that are new.
 func (s *scope) count() {
-	n, ok := s.group.Events("memory.events")["oom_kill"]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, ok := memoryEvents(s.group)
 	if !ok {
+		// The manager was faster and removed the empty group. Its slice has counted the same.
+		if all, ok := memoryEvents(s.slice); ok && s.seen.kill == 0 {
+			s.seen = events{all.oom - min(all.oom, s.before.oom), all.kill - min(all.kill, s.before.kill)}
+		}
 		return
 	}
-	s.mu.Lock()
-	more := n > s.kills
-	s.kills = max(s.kills, n)
-	s.mu.Unlock()
-	if more {
-		// A runtime that lost one of its processes is not to go on half; systemd 253 and later
-		// have the kernel end all of them.
-		_ = s.group.Kill()
+	more := now.kill > s.seen.kill
+	s.seen = now
+	if !more {
+		return
 	}
+	// It may have been changed since the start.
+	if l := accounting.InForce(s.group).Memory; l != nil {
+		s.limit = l
+	}
+	// A runtime that lost one of its processes is not to go on half; systemd 253 and later
+	// have the kernel end all of them.
+	_ = s.group.Kill()
 }
 
 func (s *scope) Signal(sig syscall.Signal) error { return s.group.Signal(sig) }
 func (s *scope) Kill() error                     { return s.group.Kill() }
 func (s *scope) Notes() []string                 { return s.notes }
+func (s *scope) Unmet() []string                 { return s.unmet }
 
 // Why says whether memory ran out.
 func (s *scope) Why() string {
+	if s.closeWatch == nil {
+		return "" // nothing counts memory here
+	}
 	s.count()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.kills == 0:
+	case s.seen.kill == 0:
 		return ""
-	case s.limits.MemoryMax > 0:
-		return "out of memory: " + bytes(s.limits.MemoryMax) + " limit"
+	case s.seen.oom == 0:
+		return "out of memory: a limit above this agent's, or the machine's memory, was reached"
+	case s.limit == nil:
+		return "out of memory"
 	}
-	return "out of memory"
+	return "out of memory: " + accounting.Bytes(*s.limit) + " limit"
 }
 
 // Close lets go of the watch.
@@ -228,17 +224,4 @@ func (s *scope) Close() {
 		s.closeWatch()
 		<-s.done
 	}
-}
-
-// bytes writes a size with a binary unit.
-func bytes(n uint64) string {
-	for _, u := range []struct {
-		size uint64
-		name string
-	}{{1 << 40, "TiB"}, {1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.size {
-			return strings.TrimSuffix(strconv.FormatFloat(float64(n)/float64(u.size), 'f', 1, 64), ".0") + " " + u.name
-		}
-	}
-	return strconv.FormatUint(n, 10) + " bytes"
 }

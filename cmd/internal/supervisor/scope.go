@@ -24,6 +24,13 @@ type Placer interface {
 	Place(ctx context.Context, p Placement, pid int) (Scope, error)
 }
 
+// LimitError: a limit that the operator asked for is not in force here. Another start would
+// end the same.
+type LimitError struct{ Err error }
+
+func (e *LimitError) Error() string { return e.Err.Error() }
+func (e *LimitError) Unwrap() error { return e.Err }
+
 // Scope is where a program runs. Its stop needs no bus and no manager.
 type Scope interface {
 	Signal(sig syscall.Signal) error
@@ -31,8 +38,11 @@ type Scope interface {
 	// Why says in the user's terms what the scope knows of the program's end ("out of
 	// memory: 2 GiB limit"), or nothing.
 	Why() string
-	// Notes are things that the operator should know: a limit that is not in force.
+	// Notes are things that the operator should know, true for as long as it runs.
 	Notes() []string
+	// Unmet are limits that were not in force as it started. They can change live: for the
+	// log, not for status.
+	Unmet() []string
 	Close()
 }
 

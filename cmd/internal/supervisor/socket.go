@@ -64,9 +64,12 @@ func (s *Supervisor) listen() (*server, error) {
 	return &server{l: l, path: path, lock: lock}, nil
 }
 
-// Close removes the socket; connections live on.
+// refuse removes the socket, so that nobody new comes; connections live on.
+func (v *server) refuse() { v.l.Close() } // it unlinks
+
+// Close gives the socket up for the next supervisor; connections live on.
 func (v *server) Close() {
-	v.l.Close() // unlinks the socket
+	v.refuse()
 	os.Remove(v.path + ".lock")
 	v.lock.Close()
 }

@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -213,8 +214,11 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	if process.scope != nil {
 		s.notes = append(s.notes, process.scope.Notes()...)
 	}
-	notes := s.notes
+	notes := slices.Clone(s.notes)
 	s.mu.Unlock()
+	if process.scope != nil {
+		notes = append(notes, process.scope.Unmet()...)
+	}
 	for _, n := range notes {
 		s.opts.Log.Warn(n)
 	}
@@ -264,16 +268,15 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	case <-patience.C:
 	}
 	patience.Stop()
+	// Who hears of the end comes back for the next start, and must not meet this one.
+	server.refuse()
 	broker.Fail(text + "; the session can be loaded again")
 	stopServing()
-	s.opts.Log.Info(text)
-	switch {
-	case stopped:
-		return text, nil
-	case end.Code == 0 && (reason == nil || errors.Is(reason, io.EOF)):
+	if stopped || end.Code == 0 && (reason == nil || errors.Is(reason, io.EOF)) {
+		s.opts.Log.Info(text)
 		return text, nil
 	}
-	return "", errors.New(text)
+	return "", errors.New(text) // logged by whoever gets it
 }
 
 // weaknesses are the things this agent runs without, to be said and not to be found out.
@@ -396,12 +399,13 @@ func oneLine(text string) string {
 func ExitCode(err error) int {
 	var unavailable *launch.UnavailableError
 	var refused *sandbox.RefusedError
+	var limit *LimitError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &unavailable):
 		return 69
-	case errors.As(err, &refused):
+	case errors.As(err, &refused), errors.As(err, &limit):
 		return 78
 	}
 	return 1

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,10 +56,27 @@ var _ daemon.Supervision = (*Supervision)(nil)
 
 // wishes orders what is wished of one agent.
 type wishes struct {
-	last    chan struct{}      // closed when the last wish is carried out
-	cancel  context.CancelFunc // ends the waiting of the one before
-	run     bool               // the last wish was that it runs
+	last    *wish
+	run     bool // it is to run: by the last wish, or by a person's hand since
 	watched bool
+}
+
+// wish is one of them.
+type wish struct {
+	run    bool
+	cancel context.CancelFunc // ends its waiting
+	done   chan struct{}      // closed when it is carried out, or given up
+	err    error              // after done
+	next   *wish              // what took its place; under Supervision.mu
+}
+
+func (w *wish) over() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // New returns a supervision over a connection, which stays the caller's.
@@ -71,42 +90,63 @@ func New(o Options) *Supervision {
 func (s *Supervision) Name() string { return "systemd" }
 
 // wish carries f out after the wishes before it, whose waiting it ends: their jobs are
-// replaced by what f asks of the manager.
-func (s *Supervision) wish(id string, run bool, f func(ctx context.Context) error) daemon.Pending {
-	out := make(chan error, 1)
+// replaced by what f asks of the manager. With join, a wish under way that the agent runs
+// serves as well.
+func (s *Supervision) wish(id string, run, join bool, f func(ctx context.Context) error) daemon.Pending {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	w := s.agents[id]
 	if w == nil {
 		w = &wishes{}
 		s.agents[id] = w
 	}
-	before, done := w.last, make(chan struct{})
-	w.run = run
 	if !w.watched {
 		w.watched = true
 		s.wg.Go(func() { s.watch(id) })
 	}
-	if w.cancel != nil {
-		w.cancel()
+	before := w.last
+	if join && before != nil && before.run && !before.over() {
+		return s.outcome(before)
 	}
 	ctx, cancel := context.WithCancel(s.life)
-	w.last, w.cancel = done, cancel
-	s.mu.Unlock()
+	now := &wish{run: run, cancel: cancel, done: make(chan struct{})}
+	w.last, w.run = now, run
+	if before != nil {
+		before.next = now
+		before.cancel()
+	}
 	s.wg.Go(func() {
-		defer close(done)
 		defer cancel()
+		defer close(now.done)
 		if before != nil {
-			<-before
+			<-before.done
 		}
+		now.err = daemon.ErrSuperseded
 		if ctx.Err() != nil {
-			out <- daemon.ErrSuperseded
 			return
 		}
-		err := f(ctx)
-		if err != nil && ctx.Err() != nil {
-			err = daemon.ErrSuperseded
+		if err := f(ctx); err == nil || ctx.Err() == nil {
+			now.err = err
 		}
-		out <- err
+	})
+	return s.outcome(now)
+}
+
+// outcome delivers how a wish ended; one to run that gave way to another to run ends as that.
+func (s *Supervision) outcome(w *wish) daemon.Pending {
+	out := make(chan error, 1)
+	s.wg.Go(func() {
+		for {
+			<-w.done
+			s.mu.Lock()
+			next := w.next
+			s.mu.Unlock()
+			if !errors.Is(w.err, daemon.ErrSuperseded) || !w.run || next == nil || !next.run {
+				out <- w.err
+				return
+			}
+			w = next
+		}
 	})
 	return out
 }
@@ -125,7 +165,7 @@ func (s *Supervision) agent(id string, spec *wire.Spec) units.Agent {
 
 // Start wishes the agent to run. One that runs stays as it is.
 func (s *Supervision) Start(id string, spec *wire.Spec) daemon.Pending {
-	return s.wish(id, true, func(ctx context.Context) error {
+	return s.wish(id, true, true, func(ctx context.Context) error {
 		switch st := s.state(ctx, id); st.State {
 		case control.StateRunning:
 			return nil
@@ -138,7 +178,7 @@ func (s *Supervision) Start(id string, spec *wire.Spec) daemon.Pending {
 
 // Restart wishes a fresh start, with units made anew.
 func (s *Supervision) Restart(id string, spec *wire.Spec) daemon.Pending {
-	return s.wish(id, true, func(ctx context.Context) error { return s.create(ctx, id, spec) })
+	return s.wish(id, true, false, func(ctx context.Context) error { return s.create(ctx, id, spec) })
 }
 
 // create makes the agent's units and starts the service. Units that are there are
@@ -158,12 +198,31 @@ func (s *Supervision) create(ctx context.Context, id string, spec *wire.Spec) er
 // the service along: a service that lies stopped in its slice means that a person stopped
 // it, and a daemon that dies here must not leave that picture to the next.
 func (s *Supervision) drop(ctx context.Context, id string) error {
-	for _, unit := range []string{units.SliceName(id), units.ServiceName(id)} {
-		if err := s.o.Conn.Stop(ctx, unit, dbusctl.Replace); err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
+	var there []string
+	for _, unit := range []string{units.SliceName(id), units.ServiceName(id), units.ScopeName(id)} {
+		// To stop one that is not loaded has the manager look for its file, and complain.
+		_, err := s.o.Conn.Properties(ctx, unit)
+		if errors.Is(err, dbusctl.ErrNoSuchUnit) {
+			continue
+		}
+		if err == nil {
+			there = append(there, unit)
+			err = s.o.Conn.Stop(ctx, unit, dbusctl.Replace)
+		}
+		if err == nil || errors.Is(err, dbusctl.ErrNoSuchUnit) {
+			// A failed service stays loaded and keeps its slice, and the slice keeps the service.
+			err = s.o.Conn.ResetFailed(ctx, unit)
+		}
+		if err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
 			return fmt.Errorf("agent %s: its old units: %w", id, err)
 		}
 	}
-	for _, unit := range []string{units.SliceName(id), units.ServiceName(id), units.ScopeName(id)} {
+	ctx, cancel := context.WithTimeout(ctx, askTime) // they are stopped: it takes a moment
+	defer cancel()
+	for _, unit := range there {
+		if _, err := s.o.Conn.Properties(ctx, unit); errors.Is(err, dbusctl.ErrNoSuchUnit) {
+			continue
+		}
 		if err := s.o.Conn.Discard(ctx, unit); err != nil {
 			return fmt.Errorf("agent %s: its old units: %w", id, err)
 		}
@@ -195,7 +254,7 @@ func (s *Supervision) started(ctx context.Context, id string, err error) error {
 
 // Stop wishes the agent stopped.
 func (s *Supervision) Stop(id string) daemon.Pending {
-	return s.wish(id, false, func(ctx context.Context) error {
+	return s.wish(id, false, false, func(ctx context.Context) error {
 		err := s.o.Conn.Stop(ctx, units.ServiceName(id), dbusctl.Replace)
 		if errors.Is(err, dbusctl.ErrNoSuchUnit) {
 			return nil
@@ -278,14 +337,18 @@ func fromProperties(p dbusctl.Properties) unit {
 
 // reason is why a service failed: the supervisor's last words where it said some.
 func reason(p dbusctl.Properties, line string) string {
-	result, _ := p.String("Result")
-	switch {
-	case result == "start-limit-hit" && line != "":
-		return "it ended too often: " + line
-	case line != "":
-		return line
+	if line == "" {
+		line = dbusctl.Cause(p)
 	}
-	return dbusctl.Cause(p)
+	active, _ := p.String("ActiveState")
+	result, _ := p.String("Result")
+	restarts, _ := p.Uint32("NRestarts")
+	code, _ := p.Int32("ExecMainStatus")
+	// systemd mostly keeps the result of the last end instead of "start-limit-hit".
+	if active == "failed" && (result == "start-limit-hit" || restarts > 0 && code != 69 && code != 75 && code != 78) {
+		return "it ended too often and is not started again by itself: " + line
+	}
+	return line
 }
 
 // Exec starts a supervisor for one command in an agent that does not run. It is a child of
@@ -299,7 +362,7 @@ func (s *Supervision) Forget(ctx context.Context, id string) error {
 	if err := s.o.Direct.Forget(ctx, id); err != nil {
 		return err
 	}
-	return s.wish(id, false, func(ctx context.Context) error { return s.drop(ctx, id) }).Wait(ctx)
+	return s.wish(id, false, false, func(ctx context.Context) error { return s.drop(ctx, id) }).Wait(ctx)
 }
 
 // Close lets go. Agents are units of their own and go on.
@@ -311,31 +374,43 @@ func (s *Supervision) Close(ctx context.Context) error {
 }
 
 // Adopt takes over the agents whose service runs, as after a restart of the daemon, and
-// names them. Those that a person stopped meanwhile it reports as stopped.
-func (s *Supervision) Adopt(ctx context.Context) ([]string, error) {
+// names them and the others. Those that a person stopped meanwhile it reports as stopped.
+func (s *Supervision) Adopt(ctx context.Context) (running, stopped []string, err error) {
 	list, err := s.o.Conn.List(ctx, "agent@*.service")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var ids []string
 	for _, u := range list {
 		n, ok := units.ParseName(u.Name)
 		if !ok || n.Kind != units.Service || u.Load == "not-found" {
 			continue
 		}
 		run := u.Active != "inactive" && u.Active != "failed"
-		// To wish nothing new is to watch it from now on.
-		if err := s.wish(n.ID, run, func(context.Context) error { return nil }).Wait(ctx); err != nil {
-			return nil, err
+		s.found(n.ID, run)
+		if run {
+			running = append(running, n.ID)
+			continue
 		}
-		switch {
-		case run:
-			ids = append(ids, n.ID)
-		case s.leftStopped(ctx, n.ID) && s.o.Stopped != nil:
+		stopped = append(stopped, n.ID)
+		if s.o.Stopped != nil && s.leftStopped(ctx, n.ID) {
 			s.o.Stopped(n.ID)
 		}
 	}
-	return ids, nil
+	return running, stopped, nil
+}
+
+// found watches an agent from now on, as it is, unless somebody wished something of it
+// already.
+func (s *Supervision) found(id string, run bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.agents[id] != nil {
+		return
+	}
+	done := make(chan struct{})
+	close(done)
+	s.agents[id] = &wishes{last: &wish{run: run, cancel: func() {}, done: done}, run: run, watched: true}
+	s.wg.Go(func() { s.watch(id) })
 }
 
 // leftStopped reports whether an agent was stopped and its units are in place: a person did
@@ -429,12 +504,7 @@ func (s *Supervision) lastWish(id string) (run, idle bool) {
 	if w == nil || w.last == nil {
 		return false, false
 	}
-	select {
-	case <-w.last:
-		return w.run, true
-	default:
-		return w.run, false
-	}
+	return w.run, w.last.over()
 }
 
 func (s *Supervision) wanted(id string, run bool) {
@@ -445,11 +515,87 @@ func (s *Supervision) wanted(id string, run bool) {
 	}
 }
 
-// SetLimits changes the limits of a running agent.
-func (s *Supervision) SetLimits(ctx context.Context, id string, l wire.Limits) error {
-	err := s.o.Conn.SetProperties(ctx, units.ScopeName(id), scope.Limits(l).Properties()...)
+// SetLimits changes the limits of a running agent from was (nil: not known) to now. A limit
+// that an administrator's drop-in set stays: it is told from ours by its value.
+func (s *Supervision) SetLimits(ctx context.Context, id string, was *wire.Limits, now wire.Limits) error {
+	name := units.ScopeName(id)
+	p, err := s.o.Conn.Properties(ctx, name)
 	if errors.Is(err, dbusctl.ErrNoSuchUnit) {
 		return nil // it does not run; the next start has them
 	}
+	if err != nil {
+		return err
+	}
+	f, err := s.o.Conn.UnitFile(ctx, name)
+	if err != nil {
+		return err
+	}
+	var ours map[string]units.Value
+	if was != nil {
+		ours = map[string]units.Value{}
+		for _, l := range every(*was) {
+			ours[l.Name] = l.Value
+		}
+	}
+	var set []units.Property
+	for _, l := range every(now) {
+		current := units.Infinity // what Uint64 does not take for a number
+		if n, ok := p.Uint64(l.Name); ok {
+			current = units.Uint64(n)
+		}
+		theirs := len(foreign(f)) > 0 && (ours == nil || ours[l.Name] != current)
+		if current != l.Value && !theirs {
+			set = append(set, l)
+		}
+	}
+	if len(set) == 0 {
+		return nil
+	}
+	err = s.o.Conn.SetProperties(ctx, name, set...)
+	if errors.Is(err, dbusctl.ErrNoSuchUnit) {
+		return nil
+	}
 	return err
+}
+
+// every is each limit with its value: what has none is without limit.
+func every(l wire.Limits) []units.Property {
+	or := func(v uint64) *uint64 {
+		if v == 0 {
+			v = uint64(units.Infinity)
+		}
+		return &v
+	}
+	out := units.Limits{MemoryMax: or(l.MemoryMax), MemorySwapMax: l.MemorySwapMax, CPUQuota: or(l.CPUQuota), TasksMax: or(l.TasksMax)}
+	if out.MemorySwapMax == nil {
+		out.MemorySwapMax = or(0)
+	}
+	return out.Properties()
+}
+
+// DropIns are the files by which somebody changes the agent's units.
+func (s *Supervision) DropIns(ctx context.Context, id string) ([]string, error) {
+	return DropIns(ctx, s.o.Conn, id)
+}
+
+// DropIns are the files by which somebody changes the units of the agent of that id.
+func DropIns(ctx context.Context, conn *dbusctl.Conn, id string) ([]string, error) {
+	var out []string
+	for _, unit := range []string{units.ServiceName(id), units.ScopeName(id), units.SliceName(id)} {
+		f, err := conn.UnitFile(ctx, unit)
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range foreign(f) {
+			if !slices.Contains(out, path) {
+				out = append(out, path)
+			}
+		}
+	}
+	return out, nil
+}
+
+// foreign are the drop-ins that are not the manager's own note of what was set live.
+func foreign(f dbusctl.UnitFile) []string {
+	return slices.DeleteFunc(slices.Clone(f.DropIns), func(path string) bool { return strings.Contains(path, "/systemd/transient/") })
 }
