@@ -28,7 +28,7 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build install run test lint bench fuzz cross fmt clean runtimes \
+.PHONY: build install run test test-systemd test-limits lint bench fuzz cross fmt clean runtimes \
 	here-run here-test here-check here-bench here-fuzz here-cross
 
 build: ## the programs, static, into bin/
@@ -45,6 +45,19 @@ run:
 
 test:
 	@$(enter) test $(MAKE) --no-print-directory here-test
+	@if [ -z '$(PKG)$(RUN)' ]; then $(MAKE) --no-print-directory test-systemd test-limits; fi
+
+# On real systemd, in machines of their own: as root, or with sudo. SUITES="bookworm trixie".
+SUITES ?= bookworm trixie
+machines := packaging/dev/systemd
+as_root := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH)
+
+test-systemd: ## the user manager: units, life cycle, adoption, chaos
+	@$(as_root) $(machines)/test.sh $(SUITES)
+	@for suite in $(SUITES); do $(as_root) $(machines)/product.sh -s $$suite || exit 1; done
+
+test-limits: ## real memory, cpu and task limits, under user-mode Linux
+	@$(as_root) $(machines)/limits-test.sh
 
 lint:
 	@$(enter) lint packaging/dev/lint.sh

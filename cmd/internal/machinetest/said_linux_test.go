@@ -1,0 +1,217 @@
+// What is said where: exec scopes, the journal, and secrets nowhere.
+
+package machinetest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/control"
+)
+
+func TestCommandHasAScopeOfItsOwn(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("my-bot")
+	m.start("my-bot")
+	for _, running := range []bool{true, false} {
+		if !running {
+			m.mustAC("agent", "stop", "my-bot")
+			m.gone("my-bot")
+		}
+		for _, code := range []int{0, 7} {
+			cmd := m.command(context.Background(), "agentconnect", "agent", "exec", "my-bot", "--", "sh", "-c", fmt.Sprintf("echo up; read x; exit %d", code))
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var unit string
+			m.until("the command's scope", func() bool {
+				for _, p := range m.of("my-bot") {
+					if p.comm == "sh" {
+						unit = filepath.Base(p.group)
+					}
+				}
+				return unit != ""
+			})
+			if !strings.HasPrefix(unit, "agentconnect-exec-my-bot-") || m.show(unit, "Slice") != `agentconnect-my\x2dbot.slice` {
+				t.Errorf("running %v: the command is in %s of %s", running, unit, m.show(unit, "Slice"))
+			}
+			fmt.Fprintln(in)
+			in.Close()
+			_ = cmd.Wait() // its code is looked at
+			if got := cmd.ProcessState.ExitCode(); got != code {
+				t.Errorf("running %v: exit code %d, want %d", running, got, code)
+			}
+			m.until("the scope is gone", func() bool { return !strings.Contains(strings.Join(m.units(), " "), "exec") })
+			m.sound()
+		}
+	}
+	if state := m.agent("my-bot").State; state != control.StateStopped {
+		t.Errorf("commands in a stopped agent left it %s", state)
+	}
+	m.start("my-bot")
+	// The agent's stop ends its commands.
+	cmd := m.command(context.Background(), "agentconnect", "agent", "exec", "my-bot", "--", "sleep", "300")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the command", func() bool {
+		return strings.Contains(m.list(), "exec-my-bot-") && strings.Contains(m.list(), `"sleep 300"`)
+	})
+	m.mustCTL("stop", "agent@my-bot")
+	if err := cmd.Wait(); err == nil {
+		t.Error("the command outlived its agent")
+	}
+	m.gone("my-bot")
+	m.until("the scope is gone", func() bool { return !strings.Contains(strings.Join(m.units(), " "), "exec") })
+}
+
+// entry is a line of the journal with its fields.
+type entry struct {
+	Message  any    `json:"MESSAGE"`
+	Agent    string `json:"AGENT_ID"`
+	Source   string `json:"AGENT_SOURCE"`
+	Priority string `json:"PRIORITY"`
+	Unit     string `json:"_SYSTEMD_USER_UNIT"`
+	Ident    string `json:"SYSLOG_IDENTIFIER"`
+}
+
+func (m *machine) entry(words string) entry {
+	m.t.Helper()
+	var found entry
+	m.until(fmt.Sprintf("%q in the journal", words), func() bool {
+		for line := range strings.Lines(m.journal("-o", "json")) {
+			var e entry
+			if json.Unmarshal([]byte(line), &e) == nil && strings.Contains(fmt.Sprint(e.Message), words) {
+				found = e
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+func TestJournalTellsTheAgentsStory(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	m.start("alice")
+	m.mustAC("prompt", "alice", "stderr a word from the runtime")
+	m.logged("a word from the runtime", "-u", "agent@alice")
+	m.logged("a word from the runtime", "AGENT_ID=alice")
+	if e := m.entry("a word from the runtime"); e.Agent != "alice" || e.Source != "runtime" || e.Priority != "6" || e.Unit != service("alice") || e.Ident != "agent@alice" {
+		t.Errorf("a line of the runtime's: %+v", e)
+	}
+	// A runtime cannot write to the terminal of whoever reads the log, nor fake a priority.
+	m.mustAC("prompt", "alice", "stderr <0>not an emergency \x1b[31m")
+	if e := m.entry("not an emergency"); e.Priority != "6" || strings.Contains(fmt.Sprint(e.Message), "\x1b") {
+		t.Errorf("a line that the runtime tried to dress up: %+v", e)
+	}
+	for _, c := range []struct {
+		name, words, priority string
+		do                    func()
+	}{
+		{"crash", "the runtime ended: killed by signal 11 (segmentation fault)", "3", func() { m.ac("prompt", "alice", "crash SEGV") }},
+		{"exit", "the runtime ended: exit status 7", "3", func() { m.ac("prompt", "alice", "exit 7") }},
+		{"stop", "stopped", "6", func() { m.mustCTL("stop", "agent@alice") }},
+	} {
+		m.mustAC("agent", "restart", "alice")
+		m.works("alice")
+		m.since = time.Now()
+		c.do()
+		if e := m.entry(c.words); e.Agent != "alice" || e.Priority != c.priority || e.Unit != service("alice") {
+			t.Errorf("%s: %+v", c.name, e)
+		}
+		if n := strings.Count(m.journal("AGENT_ID=alice", "-o", "cat"), c.words+"\n"); n != 1 {
+			t.Errorf("%s: said %d times", c.name, n)
+		}
+	}
+	m.fails(m.ctl("status", "--no-pager", "agent@alice"), 3, `Status: "stopped"`)
+	if out := m.mustAC("agent", "logs", "alice"); !strings.Contains(out, "a word from the runtime") {
+		t.Errorf("agent logs: %q", out)
+	}
+	m.start("alice")
+	m.ac("prompt", "alice", "exit 0")
+	m.becomes("alice", control.StateStopped)
+	if a := m.agent("alice"); !strings.Contains(a.Reason, "exit status 0") {
+		t.Errorf("after a good end the reason is %q", a.Reason)
+	}
+}
+
+func TestSecretIsNowhere(t *testing.T) {
+	m := newMachine(t)
+	const secret = "s3cr3t-marker-0451"
+	m.up()
+	m.add("alice", "--env", "TOKEN="+secret)
+	m.start("alice")
+	if out := m.mustAC("prompt", "alice", "env"); !strings.Contains(out, secret) {
+		t.Fatalf("the runtime does not have it: %s", out)
+	}
+	clean := func(where, text string) {
+		t.Helper()
+		if text == "" {
+			t.Errorf("%s: nothing to look at", where)
+		}
+		if strings.Contains(text, secret) {
+			t.Errorf("the secret is in %s", where)
+		}
+	}
+	look := func() {
+		t.Helper()
+		m.mustAC("agent", "exec", "alice", "--", "true")
+		for _, unit := range []string{service("alice"), scope("alice"), "agentconnect-alice.slice", "agentconnect.service", "agentconnect-probe.service"} {
+			clean("systemctl show "+unit, m.mustCTL("show", "--all", unit))
+		}
+		clean("the journal", m.journal("-o", "json"))
+		clean("status", m.mustAC("status", "--json"))
+		looked := 0
+		for _, p := range processes() {
+			if p.comm == "bwrap" || p.comm == commInside || p.comm == commSupervisor || p.comm == "agentconnect" {
+				clean("the command line of "+p.comm, p.cmdline)
+				looked++
+			}
+			if p.comm == commSupervisor || p.comm == "agentconnect" {
+				b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
+				if err != nil || strings.Contains(string(b), secret) {
+					t.Errorf("the environment of %s: %v, or the secret is in it", p.comm, err)
+				}
+			}
+		}
+		if looked < 5 {
+			t.Errorf("only %d processes were looked at", looked)
+		}
+		for _, dir := range []string{"/run/user/1000", root + "/state", root + "/logs"} {
+			err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+				if err != nil || !d.Type().IsRegular() {
+					return nil //nolint:nilerr // what this user cannot read is not the user's
+				}
+				if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), secret) {
+					t.Errorf("the secret is in %s", path)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	look()
+	m.mustCTL("kill", "-s", "KILL", "agent@alice")
+	m.until("it came up anew", func() bool { return m.show(service("alice"), "NRestarts") == "1" })
+	m.works("alice")
+	look()
+	m.mustAC("agent", "edit", "alice", "--env", "TOKEN="+secret+"2")
+	m.mustAC("agent", "restart", "alice")
+	look()
+}
