@@ -279,7 +279,7 @@ func (b *Builder) limits(a *agent.Agent) *wire.Limits {
 	if n, err := l.MemoryBytes(); err == nil && n > 0 {
 		// No MemoryHigh below it: without swap there is nothing to reclaim, and the kernel
 		// would slow the agent down to a crawl for minutes before it reaches the limit.
-		out.MemoryMax = uint64(n)
+		out.MemoryMax = n
 		none := uint64(0)
 		out.MemorySwapMax = &none
 	}

@@ -274,8 +274,7 @@ func (p *Process) killed(ctx context.Context) error {
 	case <-timer.C:
 		return nil
 	}
-	switch syscall.Signal(p.end.Signal) {
-	case syscall.SIGKILL, syscall.SIGTERM:
+	if sig := syscall.Signal(p.end.Signal); sig == syscall.SIGKILL || sig == syscall.SIGTERM {
 		return fmt.Errorf("the start was cut short: the launcher was %s", p.end.Text)
 	}
 	return nil

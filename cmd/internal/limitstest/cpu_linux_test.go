@@ -18,7 +18,7 @@ func (m *machine) share(id string, window time.Duration) float64 {
 		return n
 	}
 	began, before := time.Now(), used()
-	time.Sleep(window) // what is measured, not a wait for something
+	time.Sleep(window) //nolint:forbidigo // what is measured, not a wait for something
 	return float64(used()-before) / float64(time.Since(began).Microseconds()) * 100
 }
 

@@ -194,7 +194,7 @@ func (m *machine) value(g cgroup.Group, file, want string) {
 // until waits for something that is sure to come.
 func (m *machine) until(what string, ok func() bool) {
 	m.t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) { //nolint:forbidigo // looked for with a deadline; other processes make it
 		if time.Now().After(end) {
 			m.t.Fatalf("waited in vain for: %s", what)
 		}

@@ -164,7 +164,7 @@ func BenchmarkHundred(b *testing.B) {
 	for i := range many {
 		m.until("all are up", func() bool { return m.show(service(fmt.Sprintf("a%d", i)), "ActiveState") == "active" })
 	}
-	time.Sleep(2 * time.Second) // what the start stirred up has settled
+	time.Sleep(2 * time.Second) //nolint:forbidigo // what the start stirred up has settled
 	daemon := m.mainPID("agentconnect.service")
 	var supervisors []int
 	for _, p := range processes() {
@@ -179,7 +179,7 @@ func BenchmarkHundred(b *testing.B) {
 		c, s := work(pid)
 		scpu, sswitches = scpu-c, sswitches-s
 	}
-	time.Sleep(rest) // this is what is measured
+	time.Sleep(rest) //nolint:forbidigo // this is what is measured
 	cpu2, switches2 := work(daemon)
 	for _, pid := range supervisors {
 		c, s := work(pid)

@@ -258,7 +258,7 @@ func TestRacingWishes(t *testing.T) {
 						}
 					})
 				} else {
-					time.Sleep(time.Duration(i) * 8 * time.Millisecond) // somewhere within the first
+					time.Sleep(time.Duration(i) * 8 * time.Millisecond) //nolint:forbidigo // somewhere within the first
 				}
 				m.run(c.last...)
 				wg.Wait()
@@ -328,7 +328,7 @@ func TestDaemonInItsUnitWaitsForTheBus(t *testing.T) {
 	m.until("the daemon is started again", func() bool {
 		return m.show("agentconnect.service", "NRestarts") == "1" && m.show("agentconnect.service", "ActiveState") == "activating"
 	})
-	time.Sleep(time.Second) // long enough for a daemon that would do without
+	time.Sleep(time.Second) //nolint:forbidigo // long enough for a daemon that would do without
 	if s := m.status(); s.State == control.StateRunning {
 		t.Errorf("it runs, with supervision %s: %s", s.Supervisor, s.SupervisorNote)
 	}

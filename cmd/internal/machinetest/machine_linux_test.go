@@ -320,7 +320,7 @@ func (m *machine) wait(is func() bool) bool {
 	if m.slow {
 		limit = commandTime
 	}
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) { //nolint:forbidigo // looked for with a deadline; other processes make it
 		if is() {
 			return true
 		}
