@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"agentconnect.md/sandbox/sandbox"
 )
@@ -254,6 +255,8 @@ func TestSandboxIsOnWithoutAWordAndWrittenAlways(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(foreign))
 	f.Add([]byte(`{"id": "alice", "command": "/x", "args": ["a"], "grants": [{"path": "/x", "access": "rw"}], "limits": {"memory": "2G", "cpu": "200%", "tasks": 5}, "network": {"mode": "allowlist", "allow": ["*.example.com:443"]}, "env": {"A": "b"}, "acp": {"clientFiles": "workspace"}}`))
+	f.Add([]byte(`{"id": "a", "command": "x", "grants": []}`))
+	none := cmpopts.EquateEmpty() // an empty list and none are written alike
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, err := Parse(data)
 		if err != nil {
@@ -274,7 +277,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q written as %q: %v", data, out, err)
 		}
 		if b.Validate() != nil || a.Sandboxed() != b.Sandboxed() || a.Workspace != b.Workspace || a.Command != b.Command ||
-			!cmp.Equal(a.Grants, b.Grants) || !cmp.Equal(a.Env, b.Env) || !cmp.Equal(a.Unused(), b.Unused()) {
+			!cmp.Equal(a.Grants, b.Grants, none) || !cmp.Equal(a.Env, b.Env, none) || !cmp.Equal(a.Unused(), b.Unused(), none) {
 			t.Errorf("%q read again as %+v, was %+v", data, b, a)
 		}
 	})
