@@ -28,7 +28,7 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build install run test test-systemd test-limits lint bench fuzz cross fmt clean runtimes \
+.PHONY: build install run test test-systemd test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
 	here-run here-test here-check here-bench here-fuzz here-cross
 
 build: ## the programs, static, into bin/
@@ -55,7 +55,12 @@ as_root := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH)
 
 test-systemd: ## the user manager: units, life cycle, adoption, chaos
 	@$(as_root) $(machines)/test.sh
-	@for suite in $(SUITES); do $(as_root) $(machines)/product.sh -s $$suite || exit 1; done
+	@for suite in $(SUITES); do $(as_root) $(machines)/product.sh -s $$suite -x '$(chaotic)' || exit 1; done
+
+# By the clock and by chance, so not in every run: each prints the seed that repeats it.
+chaotic := ^TestChaos$$$$|^TestRacingWishes$$$$
+test-chaos: ## random kills, stops and restarts; AGENTCONNECT_TEST_CHAOS=300s makes it longer
+	@for suite in $(SUITES); do $(as_root) $(machines)/product.sh -s $$suite -p user -r '$(chaotic)' || exit 1; done
 
 test-limits: ## real memory, cpu and task limits, under user-mode Linux
 	@$(as_root) $(machines)/limits-test.sh

@@ -230,7 +230,9 @@ func (c *Conn) install(s *session) {
 
 // reached says to everyone that the manager can be asked; c.mu is held.
 func (c *Conn) reached() {
-	if len(c.watches) > 0 {
+	// Jobs, too: the manager says their end to those who made them, and it has forgotten them
+	// with the connection.
+	if len(c.watches) > 0 || len(c.jobs) > 0 {
 		c.current.bus.Object(systemd, managerPath).Go(manager+".Subscribe", dbus.FlagNoReplyExpected|dbus.FlagNoAutoStart, nil)
 	}
 	c.age++

@@ -93,8 +93,9 @@ type Daemon struct {
 	shutdown context.CancelCauseFunc
 	down     chan struct{} // closed when the agents have ended and the record is written
 
-	probing sync.Mutex // one probe at a time
-	loading sync.Mutex // one reload at a time
+	probing sync.Mutex    // one probe at a time
+	probed  chan struct{} // closed when the first one is done
+	loading sync.Mutex    // one reload at a time
 
 	mu        sync.Mutex
 	cfg       *config.Config
@@ -158,7 +159,7 @@ func Run(ctx context.Context, o Options) error {
 	defer cancel(nil)
 	d := &Daemon{
 		o: o, log: log, store: agent.NewStore(root), run: run, since: time.Now(),
-		shutdown: cancel, down: make(chan struct{}),
+		shutdown: cancel, down: make(chan struct{}), probed: make(chan struct{}),
 		cfg: o.Config, records: map[string]*record{},
 	}
 	logs := &agentLogs{dir: filepath.Join(root, "logs", "agents"), files: map[string]*logFile{}}
@@ -460,6 +461,9 @@ func (d *Daemon) runProbe(ctx context.Context) control.Probe {
 		p.Checks = []control.Check{}
 	}
 	d.mu.Lock()
+	if d.probe == nil {
+		close(d.probed)
+	}
 	d.probe = &p
 	d.mu.Unlock()
 	if p.OK {

@@ -27,6 +27,9 @@ import (
 const (
 	specRequestTime = 10 * time.Second
 	maxSpecRequest  = 4 << 10
+	// firstProbeTime is how long a supervisor waits for the probe of a daemon that starts: one
+	// that systemd starts again in that moment is not to be refused for want of a result.
+	firstProbeTime = 45 * time.Second
 )
 
 // serveSpecs answers supervisors until stop is called.
@@ -78,6 +81,15 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 	}
 	var req wire.Request
 	if err := json.Unmarshal(line, &req); err != nil {
+		return err
+	}
+	timer := time.NewTimer(firstProbeTime)
+	select {
+	case <-d.probed:
+	case <-timer.C:
+	}
+	timer.Stop()
+	if err := conn.SetDeadline(time.Now().Add(specRequestTime)); err != nil {
 		return err
 	}
 	spec, err := d.specFor(conn, &req)

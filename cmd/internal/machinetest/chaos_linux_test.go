@@ -70,6 +70,11 @@ func TestChaos(t *testing.T) {
 			m.run(args...)
 		}
 	}
+	// The bus has limits of its own on being started again and again.
+	bus := func() {
+		m.run("systemctl", "--user", "reset-failed", "dbus.service", "dbus.socket")
+		m.run("systemctl", "--user", "start", "dbus.socket")
+	}
 	type op struct {
 		name   string
 		weight int
@@ -99,12 +104,15 @@ func TestChaos(t *testing.T) {
 			m.run("systemctl", "--user", "kill", "-s", "KILL", "--kill-who=main", "agentconnect.service")
 			m.run("agentconnect", "up")
 		}},
-		{"restart of the bus", 1, hand("systemctl", "--user", "restart", "dbus.service")},
+		{"restart of the bus", 1, func(string) { m.run("systemctl", "--user", "restart", "dbus.service"); bus() }},
 		{"probe", 1, hand("systemctl", "--user", "reload", "agentconnect-probe.service")},
 	}
 	if length >= 2*time.Minute {
 		// It mostly costs 90 s, see commandTime.
-		ops = append(ops, op{"kill of the bus", 1, hand("systemctl", "--user", "kill", "-s", "KILL", "--kill-who=main", "dbus.service")})
+		ops = append(ops, op{"kill of the bus", 1, func(string) {
+			m.run("systemctl", "--user", "kill", "-s", "KILL", "--kill-who=main", "dbus.service")
+			bus()
+		}})
 	}
 	var lots []int
 	for i, op := range ops {

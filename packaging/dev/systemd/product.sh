@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests of the installed product, in the test machine:
 #
-#	product.sh [-s bookworm|trixie] [-p user|root] [-r REGEXP] [-b REGEXP] [-l DIR]
+#	product.sh [-s bookworm|trixie] [-p user|root] [-r REGEXP] [-x REGEXP] [-b REGEXP] [-l DIR]
 #
 #	-s  the machine's Debian release (default bookworm: systemd 252; trixie: systemd 257)
 #	-p  one part alone: the tests that run as the ordinary user, or those that break the
 #	    machine or end the user's session, as root (default: both)
 #	-r  only the tests of that name
+#	-x  not the tests of that name
 #	-b  benchmarks of that name instead of tests
 #	-l  where the journal and the console go when something fails
 #
@@ -21,12 +22,13 @@ say() { printf '%s\n' "product tests: $*" >&2; }
 here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
 tree=$(cd "$here/../../.." && pwd -P)
 
-suite=bookworm parts=(user root) run='' bench='' logs=''
-while getopts s:p:r:b:l: opt; do
+suite=bookworm parts=(user root) run='' without='' bench='' logs=''
+while getopts s:p:r:x:b:l: opt; do
 	case "$opt" in
 	s) suite=$OPTARG ;;
 	p) parts=("$OPTARG") ;;
 	r) run=$OPTARG ;;
+	x) without=$OPTARG ;;
 	b) bench=$OPTARG ;;
 	l) logs=$OPTARG ;;
 	*) exit 2 ;;
@@ -60,8 +62,8 @@ failed=0
 for part in "${parts[@]}"; do
 	arguments=(-test.v -test.timeout=30m)
 	case "$part" in
-	user) user=tester arguments+=(-test.skip '^TestRoot') ;;
-	root) user=root arguments+=(-test.run '^TestRoot') ;;
+	user) user=tester arguments+=(-test.skip "^TestRoot${without:+|$without}") ;;
+	root) user=root arguments+=(-test.run '^TestRoot' ${without:+-test.skip "$without"}) ;;
 	*) say "no such part: $part" && exit 2 ;;
 	esac
 	[ -z "$run" ] || arguments+=(-test.run "$run")
