@@ -133,8 +133,10 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	}
 	theirs.Close()
 	infoW.Close()
+	// Read to the end or not, it stays open until the process is gone: bubblewrap would die of
+	// writing to it between its fork and its word to the child, which then waits for ever.
+	defer infoR.Close()
 	if err := p.passGate(ctx, gate, s.Place); err != nil {
-		infoR.Close()
 		close(p.told)
 		if killed := p.killed(ctx); killed != nil {
 			err = killed
@@ -144,7 +146,6 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		return nil, err
 	}
 	if spec.Plan == nil {
-		infoR.Close()
 		close(p.told)
 		return p, nil
 	}
@@ -199,12 +200,7 @@ func (p *Process) endSandbox() {
 		return
 	}
 	_ = unix.PidfdSendSignal(p.initFD, unix.SIGKILL, nil, 0)
-	poll := []unix.PollFd{{Fd: int32(p.initFD), Events: unix.POLLIN}}
-	for {
-		if _, err := unix.Poll(poll, -1); err != unix.EINTR {
-			break
-		}
-	}
+	waitEnd(p.initFD)
 	// Where it came to us as the nearest subreaper it is ours to reap.
 	var ws unix.WaitStatus
 	_, _ = unix.Wait4(p.init, &ws, unix.WNOHANG, nil)
@@ -316,7 +312,6 @@ func readWord(r io.Reader) ([]byte, error) {
 // error means that it told none.
 func (p *Process) learnInit(info *os.File) error {
 	defer close(p.told)
-	defer info.Close()
 	var v struct {
 		Child int `json:"child-pid"`
 	}
@@ -407,7 +402,23 @@ func (p *Process) killUnknown() {
 		runtime.Gosched()
 	}
 	for _, pid := range children(p.PID) {
-		signalChild(pid, syscall.SIGKILL)
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it is gone
+		}
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		waitEnd(fd)
+		unix.Close(fd)
+	}
+}
+
+// waitEnd waits until the process of a pidfd has ended.
+func waitEnd(pidfd int) {
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(poll, -1); !errors.Is(err, unix.EINTR) {
+			return
+		}
 	}
 }
 
