@@ -105,7 +105,7 @@ func manage(conn *dbusctl.Conn, set programs.Set) func(daemon.ManagerDeps) (daem
 	return func(deps daemon.ManagerDeps) (daemon.Supervision, error) {
 		return systemd.New(systemd.Options{
 			Conn: conn, Supervisor: set.Supervisor, Socket: deps.Socket, SpecSocket: deps.SpecSocket,
-			Direct: deps.Direct, Stopped: deps.Stopped, Log: deps.Log,
+			Direct: deps.Direct, Stopped: deps.Stopped, Started: deps.Started, Log: deps.Log,
 		}), nil
 	}
 }

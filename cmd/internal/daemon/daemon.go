@@ -69,9 +69,10 @@ type ManagerDeps struct {
 	// SpecSocket.
 	Socket     func(id string) (string, error)
 	SpecSocket string
-	// Stopped hears of an agent that a person stopped by the manager's own means.
-	Stopped func(id string)
-	Log     *slog.Logger
+	// Stopped and Started hear of an agent that a person stopped, or started, by the
+	// manager's own means.
+	Stopped, Started func(id string)
+	Log              *slog.Logger
 }
 
 // Times of the daemon's own waits.
@@ -193,7 +194,7 @@ func (d *Daemon) manage(direct Supervision) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	d.sup, err = d.o.Manage(ManagerDeps{Direct: direct, Socket: socket, SpecSocket: specs, Stopped: d.stoppedByHand, Log: d.log})
+	d.sup, err = d.o.Manage(ManagerDeps{Direct: direct, Socket: socket, SpecSocket: specs, Stopped: d.stoppedByHand, Started: d.startedByHand, Log: d.log})
 	if err != nil {
 		stop()
 		return nil, err
@@ -212,6 +213,17 @@ func (d *Daemon) stoppedByHand(id string) {
 		return
 	}
 	d.log.Info("agent was stopped by hand", "agent", id)
+}
+
+// startedByHand remembers that a person started an agent. Its supervisor's question for the
+// spec says so, too; but that may have come before an earlier stop was heard of.
+func (d *Daemon) startedByHand(id string) {
+	d.mu.Lock()
+	err := d.wanted.set(id, true)
+	d.mu.Unlock()
+	if err != nil {
+		d.log.Error("a start by hand is not remembered", "agent", id, "error", err)
+	}
 }
 
 func level(name string) slog.Level {

@@ -130,6 +130,20 @@ func TestStopByAPersonIsRemembered(t *testing.T) {
 	m.works("bob")
 }
 
+// A stop that a start follows at once is no wish to be remembered.
+func TestRestartByAPersonKeepsTheAgentWanted(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	m.start("alice")
+	for range 40 {
+		m.ctl("reset-failed", "agent@alice") // systemd counts starts by hand, too
+		m.mustCTL("restart", "agent@alice")
+		m.becomes("alice", control.StateRunning)
+		m.until("alice is wanted", func() bool { return slices.Contains(m.wanted(), "alice") })
+	}
+}
+
 func TestStoppedSliceStopsAllAgents(t *testing.T) {
 	m := newMachine(t)
 	m.up()

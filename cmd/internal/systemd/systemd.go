@@ -34,8 +34,9 @@ type Options struct {
 	// daemon for their spec.
 	Socket     func(id string) (string, error)
 	SpecSocket string
-	// Stopped hears of an agent that a person stopped by the manager's own means. May be nil.
-	Stopped func(id string)
+	// Stopped and Started hear of an agent that a person stopped, or started, by the manager's
+	// own means. May be nil.
+	Stopped, Started func(id string)
 	// Direct runs the supervisors of single commands in agents that do not run.
 	Direct daemon.Supervision
 	Log    *slog.Logger
@@ -448,7 +449,10 @@ func (s *Supervision) watch(id string) {
 				s.o.Stopped(id)
 			}
 		case control.StateRunning:
-			s.wanted(id, true) // by whomever; the daemon heard of it when it gave the spec
+			s.wanted(id, true)
+			if s.o.Started != nil {
+				s.o.Started(id)
+			}
 		}
 	}
 }
@@ -492,6 +496,14 @@ func (s *Supervision) byHand(id string) string {
 	}
 	if run, idle = s.lastWish(id); !run || !idle {
 		return ""
+	}
+	// All that took a while, in which it may have been started again, as by a restart.
+	if p, err := s.o.Conn.Properties(ctx, units.ServiceName(id)); err == nil {
+		active, _ := p.String("ActiveState")
+		load, _ := p.String("LoadState")
+		if load != "not-found" && active != "inactive" {
+			return ""
+		}
 	}
 	return control.StateStopped
 }
