@@ -19,7 +19,7 @@ type Probe struct {
 
 // Check is one typed check of the probe.
 type Check struct {
-	Code   string `json:"code"` // what a failure of this check is called (DESIGN: probe codes)
+	Code   string `json:"code"` // what a failure of this check is called; stable
 	Title  string `json:"title"`
 	Result string `json:"result"` // "ok", "failed", "skipped", "info"
 	Detail string `json:"detail,omitempty"`
