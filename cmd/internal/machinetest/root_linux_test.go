@@ -205,6 +205,10 @@ func (m *machine) endSession(how ...string) {
 
 func (m *machine) beginSession() {
 	m.t.Helper()
+	// So many sessions in so few seconds are not foreseen.
+	m.mustRoot("systemctl", "reset-failed", "user@1000.service", "user-runtime-dir@1000.service")
+	// logind forgets a user whose manager ended, and knows of none that it did not start.
+	m.mustRoot("loginctl", "enable-linger", "tester")
 	m.mustRoot("systemctl", "start", "user@1000.service")
 }
 
