@@ -10,19 +10,37 @@ import (
 // UID returns the user id of the process at the other end of a Unix connection,
 // as the kernel recorded it at connect or listen.
 func UID(c *net.UnixConn) (int, error) {
-	raw, err := c.SyscallConn()
+	cred, err := credentials(c)
 	if err != nil {
 		return -1, err
+	}
+	return int(cred.Uid), nil
+}
+
+// PID returns the process at the other end of a Unix connection, as the kernel recorded it
+// at connect or listen. It may have ended since.
+func PID(c *net.UnixConn) (int, error) {
+	cred, err := credentials(c)
+	if err != nil {
+		return -1, err
+	}
+	return int(cred.Pid), nil
+}
+
+func credentials(c *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
 	}
 	var cred *unix.Ucred
 	var sockErr error
 	if err := raw.Control(func(fd uintptr) {
 		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return -1, err
+		return nil, err
 	}
 	if sockErr != nil {
-		return -1, fmt.Errorf("credentials of the peer: %w", sockErr)
+		return nil, fmt.Errorf("credentials of the peer: %w", sockErr)
 	}
-	return int(cred.Uid), nil
+	return cred, nil
 }
