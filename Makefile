@@ -1,7 +1,7 @@
 # The build, the tests, and the demonstration.
 #
 #	make run     a real agent turn inside the boundary: what it could reach, what it could not
-#	make test    everything
+#	make test    the tests; those on real systemd have targets of their own
 #
 # Both install what they need (apt-get; as root, or with sudo) and never run an agent as root:
 # started by root, they use the ordinary user agentconnect-dev and a copy of this tree below

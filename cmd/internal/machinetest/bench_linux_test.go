@@ -22,11 +22,11 @@ import (
 // clocked adds an agent whose runtime says when it runs, and gives that file.
 func (m *machine) clocked(id string) (log, program string) {
 	m.t.Helper()
-	work, bin := home+"/work/"+id, home+"/bin"
+	work, bin := home+"/clocked/"+id, home+"/bin"
 	log, program = work+"/log", bin+"/clock-"+id
 	m.file(log, "", 0o644)
 	m.file(program, strings.ReplaceAll(clock, "%s", log), 0o755)
-	m.t.Cleanup(func() { os.RemoveAll(home + "/work"); os.RemoveAll(bin) })
+	m.t.Cleanup(func() { os.RemoveAll(home + "/clocked"); os.RemoveAll(bin) })
 	m.add(id, "--command", program, "--workspace", work)
 	return log, program
 }
