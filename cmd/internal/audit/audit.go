@@ -1,0 +1,300 @@
+// Package audit is the record of what happened to one agent's boundary: denials, git
+// findings, policy changes, credentials handed out. One JSON object a line, appended with
+// one write, so that the supervisor and the daemon may both write; rotated by size.
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kinds of records. The words are stable: scripts select by them.
+const (
+	KindPolicy     = "policy"     // the operator changed what the agent may touch
+	KindGit        = "git"        // a git control file, or what looks like one
+	KindTrusted    = "trusted"    // a file that a program of the host trusts
+	KindDenied     = "denied"     // the boundary refused something
+	KindSecret     = "secret"     // a secret was set, removed or handed in; never its value
+	KindCredential = "credential" // a credential helper answered, or refused to
+	KindMCP        = "mcp"        // a server outside the boundary started or ended
+	KindLife       = "life"       // start, stop, end
+)
+
+// Record is one line of an agent's audit log.
+type Record struct {
+	Time  time.Time `json:"time"`
+	Agent string    `json:"agent"`
+	Kind  string    `json:"kind"`
+	// Event is a stable word within its kind, "seal-lost" for instance.
+	Event string `json:"event"`
+	// Path is the file concerned, as the host names it; invalid UTF-8 is quoted by Append.
+	Path string `json:"path,omitempty"`
+	// Text says it to a person, in one line.
+	Text string `json:"text"`
+	// Detail has what a program may want besides.
+	Detail map[string]string `json:"detail,omitempty"`
+}
+
+// MaxSize is the size in bytes at which a log is rotated; Kept older files stay.
+const (
+	MaxSize = 8 << 20
+	Kept    = 3
+)
+
+// MaxLine bounds one record in bytes, as written.
+const MaxLine = 64 << 10
+
+// File is an append-only file of JSON lines that rotates itself. Any number of processes
+// may append to the same one. The zero value is not usable; see Open.
+type File struct {
+	path string
+	max  int64
+
+	mu sync.Mutex
+	f  *os.File
+}
+
+// Path is where the audit log of an agent lies below ROOT.
+func Path(root, agent string) string {
+	return filepath.Join(root, "logs", "agents", agent+".audit.jsonl")
+}
+
+// EgressPath is where the record of an agent's connections lies below ROOT.
+func EgressPath(root, agent string) string {
+	return filepath.Join(root, "logs", "agents", agent+".egress.jsonl")
+}
+
+// Open opens the file for appending; it is made (0600, its directory 0700) when missing.
+func Open(path string) (*File, error) { return OpenSize(path, MaxSize) }
+
+// OpenSize is Open with another size, in bytes, at which the file is rotated.
+func OpenSize(path string, most int64) (*File, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("audit log: %w", err)
+	}
+	a := &File{path: path, max: most}
+	if err := a.reopen(); err != nil {
+		return nil, fmt.Errorf("audit log: %w", err)
+	}
+	return a, nil
+}
+
+func (a *File) reopen() error {
+	f, err := os.OpenFile(a.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	if a.f != nil {
+		a.f.Close()
+	}
+	a.f = f
+	return nil
+}
+
+// Append writes v as one line. A record larger than MaxLine is an error; nothing is cut
+// in the middle.
+func (a *File) Append(v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(line) >= MaxLine {
+		return fmt.Errorf("audit log: a record of %d bytes is too long (at most %d)", len(line), MaxLine)
+	}
+	line = append(line, '\n')
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.f == nil {
+		return fs.ErrClosed
+	}
+	// Shared among writers, exclusive for whoever rotates: no line goes to a file that was
+	// rotated away meanwhile.
+	for {
+		if err := unix.Flock(int(a.f.Fd()), unix.LOCK_SH); err != nil {
+			return err
+		}
+		size, named, err := a.look()
+		if err == nil && named && size < a.max {
+			_, err = a.f.Write(line)
+			return errors.Join(err, unix.Flock(int(a.f.Fd()), unix.LOCK_UN))
+		}
+		_ = unix.Flock(int(a.f.Fd()), unix.LOCK_UN)
+		switch {
+		case err != nil:
+		case named:
+			err = a.rotate()
+		default:
+			err = a.reopen()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// look returns the size of the open file, and whether it is the one of that name.
+func (a *File) look() (size int64, named bool, err error) {
+	var here, there unix.Stat_t
+	if err := unix.Fstat(int(a.f.Fd()), &here); err != nil {
+		return 0, false, err
+	}
+	err = unix.Lstat(a.path, &there)
+	if errors.Is(err, unix.ENOENT) {
+		return here.Size, false, nil
+	}
+	return here.Size, here.Dev == there.Dev && here.Ino == there.Ino, err
+}
+
+// rotate renames the file away, unless somebody else was faster.
+func (a *File) rotate() error {
+	fd := int(a.f.Fd())
+	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
+		return err
+	}
+	defer func() { _ = unix.Flock(fd, unix.LOCK_UN) }()
+	if _, named, err := a.look(); err != nil || !named {
+		return err // rotated already: the next look opens the new one
+	}
+	for i := Kept; i > 0; i-- {
+		from := a.path
+		if i > 1 {
+			from = fmt.Sprintf("%s.%d", a.path, i-1)
+		}
+		if err := os.Rename(from, fmt.Sprintf("%s.%d", a.path, i)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close closes the file; Append fails from then on.
+func (a *File) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.f == nil {
+		return nil
+	}
+	f := a.f
+	a.f = nil
+	return f.Close()
+}
+
+// Log is the audit log of one agent. A nil Log drops what it is told.
+type Log struct {
+	agent string
+	file  *File
+	// failed is told once when a record could not be written.
+	failed func(error)
+	once   sync.Once
+}
+
+// New opens the audit log of an agent below root. failed is called once, when a record
+// cannot be written (a full disk): what it was about goes on.
+func New(root, agent string, failed func(error)) (*Log, error) {
+	f, err := Open(Path(root, agent))
+	if err != nil {
+		return nil, err
+	}
+	return &Log{agent: agent, file: f, failed: failed}, nil
+}
+
+// Add records r; Time and Agent are filled in. Bytes that are no UTF-8 and control
+// characters in the path are written as a quoted string.
+func (l *Log) Add(r Record) {
+	if l == nil {
+		return
+	}
+	r.Time, r.Agent = time.Now().UTC(), l.agent
+	r.Path = Printable(r.Path)
+	if err := l.file.Append(r); err != nil && l.failed != nil {
+		l.once.Do(func() { l.failed(err) })
+	}
+}
+
+// Close closes the log.
+func (l *Log) Close() error {
+	if l == nil {
+		return nil
+	}
+	return l.file.Close()
+}
+
+// Printable returns path, quoted as Go quotes strings when it has bytes that are no UTF-8
+// or that a terminal would act on.
+func Printable(path string) string {
+	if utf8.ValidString(path) && !strings.ContainsFunc(path, unicode.IsControl) {
+		return path
+	}
+	return strconv.Quote(path)
+}
+
+// Read calls f for each whole line of the log at path and of its older files, oldest
+// first. A log that does not exist has no lines. Lines that are no JSON object are
+// skipped: a crash may have cut one.
+func Read(path string, f func(line []byte) error) error {
+	for i := Kept; i >= 0; i-- {
+		name := path
+		if i > 0 {
+			name = fmt.Sprintf("%s.%d", path, i)
+		}
+		file, err := os.Open(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_, err = Lines(file, nil, f)
+		file.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Lines calls f for each whole line of rest and then r, up to the end of r, and returns what
+// follows the last newline: the rest of the next call.
+func Lines(r io.Reader, rest []byte, f func([]byte) error) ([]byte, error) {
+	chunk := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(chunk)
+		rest = append(rest, chunk[:n]...)
+		for {
+			i := bytes.IndexByte(rest, '\n')
+			if i < 0 {
+				break
+			}
+			line := rest[:i]
+			if json.Valid(line) && len(line) > 0 && line[0] == '{' {
+				if err := f(line); err != nil {
+					return nil, err
+				}
+			}
+			rest = rest[i+1:]
+		}
+		if len(rest) > 2*MaxLine {
+			rest = rest[:0] // no line of ours
+		}
+		if err == io.EOF {
+			return rest, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,180 @@
+package audit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+func records(t *testing.T, path string) []Record {
+	t.Helper()
+	var out []Record
+	err := Read(path, func(line []byte) error {
+		var r Record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return err
+		}
+		out = append(out, r)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestRecordsAreReadBackInOrder(t *testing.T) {
+	root := t.TempDir()
+	l, err := New(root, "alice", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	l.Add(Record{Kind: KindGit, Event: "seal-lost", Path: "/w/a\x1b[2Jb\xff", Text: "one"})
+	l.Add(Record{Kind: KindPolicy, Event: "changed", Text: "two", Detail: map[string]string{"k": "v"}})
+	got := records(t, Path(root, "alice"))
+	if len(got) != 2 || got[0].Text != "one" || got[1].Detail["k"] != "v" || got[0].Agent != "alice" || got[0].Time.IsZero() {
+		t.Fatalf("read back %+v", got)
+	}
+	if strings.ContainsAny(got[0].Path, "\x1b") || got[0].Path != `"/w/a\x1b[2Jb\xff"` {
+		t.Errorf("path %q, want it quoted", got[0].Path)
+	}
+	st, err := os.Stat(Path(root, "alice"))
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", st.Mode(), err)
+	}
+}
+
+// Writers in different processes are different files here: each has its own descriptor.
+func TestNoLineIsLostWhenManyWritersRotate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	const writers, each = 8, 50
+	var wg sync.WaitGroup
+	for w := range writers {
+		f, err := OpenSize(path, 16<<10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		wg.Go(func() {
+			for i := range each {
+				if err := f.Append(Record{Kind: "test", Text: fmt.Sprintf("%d/%d", w, i)}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	seen := map[string]bool{}
+	for _, r := range records(t, path) {
+		if seen[r.Text] {
+			t.Errorf("%s twice", r.Text)
+		}
+		seen[r.Text] = true
+	}
+	// 400 records of 70 bytes and more are at most 3 older files and this one.
+	if len(seen) != writers*each {
+		t.Errorf("%d records of %d", len(seen), writers*each)
+	}
+	if _, err := os.Stat(path + ".1"); err != nil {
+		t.Errorf("nothing was rotated: %v", err)
+	}
+}
+
+func TestOldFilesGo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	f, err := OpenSize(path, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if err := f.Append(Record{Text: strings.Repeat("x", 100)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Close()
+	if _, err := os.Stat(fmt.Sprintf("%s.%d", path, Kept+1)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an older file than %d stayed: %v", Kept, err)
+	}
+	if err := f.Append(1); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("append to a closed log: %v", err)
+	}
+}
+
+func TestATornLineIsSkipped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	text := `{"text":"one"}` + "\n" + `{"text":"tw` + "\n" + "17\n\n" + `{"text":"three"}` + "\n" + `{"text":"unfinished"`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := records(t, path)
+	if len(got) != 2 || got[0].Text != "one" || got[1].Text != "three" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestTooLongIsAnError(t *testing.T) {
+	f, err := Open(filepath.Join(t.TempDir(), "a.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Append(strings.Repeat("x", MaxLine)); err == nil {
+		t.Error("a record of 64 KiB was taken")
+	}
+}
+
+func TestALinkInThePlaceOfTheLogIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink(filepath.Join(dir, "elsewhere"), filepath.Join(dir, "a.jsonl")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(filepath.Join(dir, "a.jsonl")); err == nil {
+		t.Error("the link was followed")
+	}
+}
+
+func TestAFailedWriteIsSaidOnce(t *testing.T) {
+	said := 0
+	l, err := New(t.TempDir(), "a", func(error) { said++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	l.Add(Record{})
+	l.Add(Record{})
+	if said != 1 {
+		t.Errorf("said %d times", said)
+	}
+	var none *Log
+	none.Add(Record{}) // a nil log drops it
+	if none.Close() != nil {
+		t.Error("closing no log failed")
+	}
+}
+
+func FuzzLines(f *testing.F) {
+	f.Add([]byte("{}\n{\"a\":1}\nx"), 3)
+	f.Fuzz(func(t *testing.T, data []byte, cut int) {
+		if cut < 0 || cut > len(data) {
+			cut = 0
+		}
+		var whole, parts []string
+		rest, err := Lines(strings.NewReader(string(data)), nil, func(l []byte) error { whole = append(whole, string(l)); return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		keep := func(l []byte) error { parts = append(parts, string(l)); return nil }
+		r1, _ := Lines(strings.NewReader(string(data[:cut])), nil, keep)
+		r2, _ := Lines(strings.NewReader(string(data[cut:])), r1, keep)
+		if fmt.Sprint(whole) != fmt.Sprint(parts) || len(data) < MaxLine && string(rest) != string(r2) {
+			t.Errorf("cut at %d: %q %q, whole %q %q", cut, parts, r2, whole, rest)
+		}
+	})
+}
