@@ -1,0 +1,123 @@
+// What the control plane says of an agent, as this daemon's own configuration.
+
+package placement
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
+)
+
+// merge returns the spec after an update: what is absent in it stays as it was.
+func merge(old, upd cp.AgentSpec) cp.AgentSpec {
+	out := upd
+	keep(&out.DisplayName, old.DisplayName)
+	keep(&out.Description, old.Description)
+	keep(&out.Runtime, old.Runtime)
+	keep(&out.Model, old.Model)
+	keep(&out.ReasoningEffort, old.ReasoningEffort)
+	keep(&out.PermissionMode, old.PermissionMode)
+	keep(&out.Pause, old.Pause)
+	keep(&out.Env, old.Env)
+	keep(&out.Secrets, old.Secrets)
+	keep(&out.ConfigRevision, old.ConfigRevision)
+	keep(&out.MCPServers, old.MCPServers)
+	keep(&out.Memory, old.Memory)
+	keep(&out.RunInSandbox, old.RunInSandbox)
+	keep(&out.RuntimeOverrides, old.RuntimeOverrides)
+	keep(&out.Workspace, old.Workspace)
+	return out
+}
+
+func keep[T any](field *cp.Optional[T], old cp.Optional[T]) {
+	if !field.Set {
+		*field = old
+	}
+}
+
+// canonical is the content of a spec, for comparison: a null is the same as what is absent.
+func canonical(s cp.AgentSpec) map[string]any {
+	return map[string]any{
+		"name": s.Name, "displayName": s.DisplayName.V, "description": s.Description.V, "runtime": s.Runtime.V, "model": s.Model.V,
+		"effort": s.ReasoningEffort.V, "mode": s.PermissionMode.V, "pause": s.Pause.V, "env": s.Env.V, "secrets": s.Secrets.V,
+		"mcp": s.MCPServers.V, "memory": s.Memory.V, "sandbox": s.RunInSandbox.V, "overrides": string(s.RuntimeOverrides.V), "workspace": s.Workspace.V,
+	}
+}
+
+// convert makes the configuration of a placed agent and names what this daemon cannot do
+// of it.
+func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]string, warnings []string) {
+	s := a.spec
+	sandboxed := s.RunInSandbox.V
+	conf = &agent.Agent{
+		ID: a.id, Name: s.Name, Runtime: s.Runtime.V, RunInSandbox: &sandboxed,
+		PermissionMode: s.PermissionMode.V, Env: maps.Clone(s.Env.V),
+	}
+	if s.Memory.Set && !s.Memory.Null {
+		switch s.Memory.V.Provider {
+		case "managed", "native", "none":
+			conf.Memory = s.Memory.V.Provider
+		default:
+			conf.Memory = "none"
+			warnings = append(warnings, fmt.Sprintf("memory provider %.40q is not known here; the agent has none", s.Memory.V.Provider))
+		}
+	}
+	if s.RuntimeOverrides.Set && !s.RuntimeOverrides.Null {
+		conf.RuntimeOverrides = s.RuntimeOverrides.V
+	}
+	if ws := s.Workspace.V; ws.Mode != "" && ws.Mode != "scratch" {
+		warnings = append(warnings, fmt.Sprintf("workspace mode %.20q is not known here; the agent starts in an empty folder", ws.Mode))
+	}
+	servers := map[string]json.RawMessage{}
+	own := map[string]json.RawMessage{}
+	if p.o.MCPServers != nil {
+		own = p.o.MCPServers()
+	}
+	for _, name := range s.MCPServers.V {
+		if reg, ok := p.servers[name]; ok {
+			raw, err := json.Marshal(server(reg))
+			if err == nil {
+				servers[name] = raw
+			}
+			continue
+		}
+		if raw, ok := own[name]; ok {
+			servers[name] = raw
+			continue
+		}
+		warnings = append(warnings, fmt.Sprintf("MCP server %.60q is known neither here nor to the control plane; skipped", name))
+	}
+	if len(servers) > 0 {
+		if raw, err := json.Marshal(servers); err == nil {
+			conf.MCPServers = raw
+		}
+	}
+	secrets = maps.Clone(s.Secrets.V)
+	// A secret wins over a variable of its name.
+	for name := range secrets {
+		delete(conf.Env, name)
+	}
+	return conf, secrets, slices.Clip(warnings)
+}
+
+// server is an entry of the registry as the daemon's own configuration writes one.
+func server(s cp.MCPServer) map[string]any {
+	out := map[string]any{}
+	pairs := func(list []cp.NamedValue) map[string]string {
+		m := map[string]string{}
+		for _, v := range list {
+			m[v.Name] = v.Value
+		}
+		return m
+	}
+	if s.Transport == "stdio" || s.Transport == "" {
+		out["command"], out["args"], out["env"] = s.Command, s.Args, pairs(s.Env)
+		return out
+	}
+	out["type"], out["url"], out["headers"] = s.Transport, s.URL, pairs(s.Headers)
+	return out
+}

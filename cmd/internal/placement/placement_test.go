@@ -1,0 +1,677 @@
+package placement
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/agent"
+	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
+	"agentconnect.md/sandbox/cmd/internal/controlplane/cptest"
+)
+
+// host is a daemon without processes: it holds what it is told and can refuse.
+type host struct {
+	mu      sync.Mutex
+	agents  map[string]*agent.Agent
+	secrets map[string]map[string]string
+	purged  []string
+	stopped []string
+	refuse  func(*agent.Agent) error
+	turn    func(ctx context.Context, id string, t Turn) error
+	taken   map[string]bool
+	empty   bool
+	puts    int
+}
+
+func newHost() *host {
+	return &host{agents: map[string]*agent.Agent{}, secrets: map[string]map[string]string{}, taken: map[string]bool{}, empty: true}
+}
+
+func (h *host) Put(a *agent.Agent, secrets map[string]string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refuse != nil {
+		if err := h.refuse(a); err != nil {
+			return err
+		}
+	}
+	h.puts++
+	h.agents[a.ID], h.secrets[a.ID] = a, secrets
+	return nil
+}
+
+func (h *host) Drop(id string, purge bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.agents, id)
+	if purge {
+		h.purged = append(h.purged, id)
+	}
+	return nil
+}
+
+func (h *host) Stop(id string, _ bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stopped = append(h.stopped, id)
+	return nil
+}
+
+func (h *host) Turn(ctx context.Context, id string, t Turn) error {
+	h.mu.Lock()
+	f := h.turn
+	h.mu.Unlock()
+	if f != nil {
+		return f(ctx, id, t)
+	}
+	return t.Update(json.RawMessage(`{"update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Hello."}}}`))
+}
+
+func (h *host) EmptyWorkspace(string) (bool, error) { return h.empty, nil }
+func (h *host) Taken(id string) bool                { return h.taken[id] }
+func (h *host) Restart(string) error                { return errors.New("not in this test") }
+
+type daemon struct {
+	dir  string
+	host *host
+	p    *Placement
+	c    *cp.Client
+}
+
+func newDaemon(t *testing.T, url string, timing cp.Timing) *daemon {
+	t.Helper()
+	d := &daemon{dir: t.TempDir(), host: newHost()}
+	d.start(t, url, timing)
+	return d
+}
+
+func (d *daemon) start(t *testing.T, url string, timing cp.Timing) (stop func()) {
+	t.Helper()
+	sessions, err := OpenSessions(filepath.Join(d.dir, "sessions.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.p, err = New(Options{Host: d.host, Marks: DirMarks{filepath.Join(d.dir, "agents")}, Sessions: sessions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.c = cp.New(cp.Options{
+		URL: url, Key: func() (string, error) { return cptest.Key, nil }, Version: "0.1.0", Handler: d.p, Timing: timing,
+		Register: func() cp.Register {
+			return cp.Register{
+				Host: "host-1", MaxAgents: 8, LocalState: d.p.Local(),
+				Capabilities: cp.Capabilities{Runtimes: []string{"claude-acp"}, ACP: true, Features: []string{cp.FeatureSandbox, cp.FeatureConfigRevision, cp.FeatureVisibility}},
+			}
+		},
+		Facts: func() cp.Facts {
+			return cp.Facts{Runtimes: []cp.RuntimeFact{{Runtime: "claude-acp", Version: "1.0.0", Models: []string{"opus"}, ACPSupport: "full", ToolCalling: true}}}
+		},
+		Load: func() cp.Heartbeat { return cp.Heartbeat{Health: "ok"} },
+	})
+	d.p.Use(d.c)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.c.Run(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			<-ended
+			d.p.Close()
+			sessions.Close()
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+var quick = cp.Timing{Ping: 50 * time.Millisecond, Silence: 5 * time.Second, Resend: time.Second, FirstWait: time.Millisecond, MostWait: 20 * time.Millisecond, Heartbeat: time.Hour}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Both recorded exchanges with a real control plane, one after the other on one connection.
+func TestRecordedExchanges(t *testing.T) {
+	r := cptest.NewReplay(t, "testdata/exchange-a.jsonl", "testdata/exchange-b.jsonl")
+	d := newDaemon(t, r.URL(), cp.Timing{})
+	select {
+	case err := <-r.Done():
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the recording was not played to its end")
+	}
+	a := d.host.agents["demo"]
+	if a == nil || !a.Sandboxed() || a.Env["MODE"] != "demo" || a.Runtime != "claude-acp" {
+		t.Errorf("the agent is %+v", a)
+	}
+	if d.host.secrets["demo"]["TOKEN"] != "example" || a.Env["TOKEN"] != "" {
+		t.Errorf("its secrets are %v, its environment %v", d.host.secrets["demo"], a.Env)
+	}
+}
+
+func spec(uuid, name, revision string, more map[string]any) map[string]any {
+	s := map[string]any{"agentId": uuid, "orgId": "org_example", "name": name, "runtime": "claude-acp", "configRevision": revision, "runInSandbox": true, "env": map[string]string{}, "secrets": map[string]string{}, "displayName": nil}
+	maps.Copy(s, more)
+	return s
+}
+
+func upsert(t *testing.T, ctx context.Context, c *cptest.Conn, s map[string]any) cp.Ack {
+	t.Helper()
+	return request(t, ctx, c, "agent/upsert", map[string]any{"agentId": s["agentId"], "spec": s})
+}
+
+func request(t *testing.T, ctx context.Context, c *cptest.Conn, typ string, payload any) cp.Ack {
+	t.Helper()
+	e, err := c.Ask(ctx, typ, payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Type != "ack" {
+		t.Fatalf("%s was answered with %s %s", typ, e.Type, e.Payload)
+	}
+	var a cp.Ack
+	if err := json.Unmarshal(e.Payload, &a); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestRevisions(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	uuid := cp.NewID()
+	for i, step := range []struct {
+		revision, mode string
+		ok             bool
+		want           string // in force after it
+	}{
+		{"0", "one", true, "one"},
+		{"0", "one", true, "one"},    // the same again: nothing
+		{"0", "other", false, "one"}, // conflict
+		{"5", "two", true, "two"},
+		{"4", "old", true, "two"}, // stale: acknowledged, not applied
+		{"18446744073709551615", "three", true, "three"},
+	} {
+		a := upsert(t, ctx, c, spec(uuid, "Demo Agent", step.revision, map[string]any{"env": map[string]string{"MODE": step.mode}}))
+		if a.OK != step.ok || !a.OK && a.Reason == "" {
+			t.Errorf("step %d: %+v", i, a)
+		}
+		if got := d.host.agents["demo-agent"].Env["MODE"]; got != step.want {
+			t.Errorf("step %d: in force %q, want %q", i, got, step.want)
+		}
+	}
+	for _, bad := range []string{"-1", "1.5", "x", "18446744073709551616", "01", "", " 1"} {
+		e, err := c.Ask(ctx, "agent/upsert", map[string]any{"agentId": uuid, "spec": spec(uuid, "demo-agent", bad, nil)})
+		if err != nil || e.Type != "error" || !strings.Contains(string(e.Payload), "BAD_PAYLOAD") {
+			t.Errorf("revision %q: %s %s %v", bad, e.Type, e.Payload, err)
+		}
+	}
+	if f := s.Faults(); len(f) > 0 {
+		t.Error(f)
+	}
+}
+
+func TestWhatTheLocalPolicyRefusesIsReportedInWordsAndNotRun(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	d.host.refuse = func(a *agent.Agent) error {
+		if !a.Sandboxed() {
+			return errors.New("the sandbox is required here")
+		}
+		return nil
+	}
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	a := upsert(t, ctx, c, spec(uuid, "bare", "1", map[string]any{"runInSandbox": false}))
+	if a.OK || !strings.Contains(a.Reason, "required") {
+		t.Errorf("answered %+v", a)
+	}
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "0 3 * * *", "timezone": "UTC", "trigger": "x", "enabled": true})
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); a.OK || !strings.Contains(a.Reason, "required") {
+		t.Errorf("a turn of a refused agent: %+v", a)
+	}
+	if a := upsert(t, ctx, c, spec(uuid, "bare", "2", nil)); !a.OK {
+		t.Errorf("after the change: %+v", a)
+	}
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
+		t.Errorf("a turn after the change: %+v", a)
+	}
+}
+
+func TestPausedAgentTakesNoTurn(t *testing.T) {
+	s := cptest.New(t)
+	newDaemon(t, s.URL(), quick)
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	upsert(t, ctx, c, spec(uuid, "a", "1", map[string]any{"pause": true}))
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "", "trigger": "x", "enabled": false})
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); a.OK || !strings.Contains(a.Reason, "paused") {
+		t.Errorf("answered %+v", a)
+	}
+	upsert(t, ctx, c, spec(uuid, "a", "2", map[string]any{"pause": false}))
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
+		t.Errorf("answered %+v", a)
+	}
+	s.Until(ctx, "a finished run", func() bool {
+		f := s.Frames("cron/report")
+		return len(f) > 0 && strings.Contains(string(f[len(f)-1].Payload), `"success"`)
+	})
+}
+
+func TestScheduleThatCannotBeReadIsAnError(t *testing.T) {
+	s := cptest.New(t)
+	newDaemon(t, s.URL(), quick)
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	for _, schedule := range []string{"", "never", "* * *", "99 * * * *", "TZ=", "CRON_TZ=UTC", "@every", strings.Repeat("*", 10_000)} {
+		e, err := c.Ask(ctx, "cron/upsert", map[string]any{"cronId": cp.NewID(), "agentId": cp.NewID(), "schedule": schedule, "timezone": "UTC", "trigger": "x", "enabled": true})
+		if err != nil || e.Type != "error" || !strings.Contains(string(e.Payload), "BAD_PAYLOAD") {
+			t.Errorf("%.20q: %s %s %v", schedule, e.Type, e.Payload, err)
+		}
+	}
+}
+
+func TestMoveFencesTheAgentUntilTheRightActivate(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	uuid, cron, move := cp.NewID(), cp.NewID(), cp.NewID()
+	// The first step of every placement.
+	if a := request(t, ctx, c, "agent/detach", map[string]any{"agentId": uuid, "moveId": move}); !a.OK {
+		t.Errorf("detach of an unknown agent: %+v", a)
+	}
+	upsert(t, ctx, c, spec(uuid, "mover", "1", nil))
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+	d.host.empty = false
+	if a := request(t, ctx, c, "agent/detach", map[string]any{"agentId": uuid, "moveId": move, "requireEmptyWorkspace": true}); a.OK {
+		t.Error("a workspace with something in it counted as empty")
+	}
+	if a := request(t, ctx, c, "agent/detach", map[string]any{"agentId": uuid, "moveId": move}); !a.OK {
+		t.Errorf("detach: %+v", a)
+	}
+	if !slices.Contains(d.host.stopped, "mover") {
+		t.Error("the agent was not stopped")
+	}
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); a.OK {
+		t.Error("a turn of a fenced agent")
+	}
+	if a := upsert(t, ctx, c, spec(uuid, "mover", "2", nil)); a.OK {
+		t.Error("a fenced agent was changed")
+	}
+	if m, err := (DirMarks{filepath.Join(d.dir, "agents")}).Read("mover"); err != nil || m.MoveID != move {
+		t.Errorf("the fence on disk: %+v, %v", m, err)
+	}
+	if st := d.p.Local().StagedAgents; len(st) != 1 || st[0].MoveID != move {
+		t.Errorf("register would say %+v", st)
+	}
+	wrong := map[string]any{"agentId": uuid, "spec": spec(uuid, "mover", "3", nil), "integrations": []any{}, "crons": []any{}, "moveId": cp.NewID()}
+	if a := request(t, ctx, c, "agent/activate", wrong); a.OK {
+		t.Error("another move's activate lifted the fence")
+	}
+	wrong["moveId"] = move
+	if a := request(t, ctx, c, "agent/activate", wrong); !a.OK {
+		t.Errorf("activate: %+v", a)
+	}
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); a.OK || !strings.Contains(a.Reason, "no such cron") {
+		t.Errorf("the bundle had no cron: %+v", a)
+	}
+}
+
+func TestRestartOfTheDaemonKeepsTheMarksAndNoSecret(t *testing.T) {
+	s := cptest.New(t)
+	d := &daemon{dir: t.TempDir(), host: newHost()}
+	stop := d.start(t, s.URL(), quick)
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	uuid := cp.NewID()
+	upsert(t, ctx, c, spec(uuid, "keeper", "1", map[string]any{"secrets": map[string]string{"TOKEN": "canary-4711"}, "env": map[string]string{"V": "canary-4712"}}))
+	stop()
+	err := filepath.WalkDir(d.dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if strings.Contains(string(data), "canary") {
+			t.Errorf("%s holds what the control plane said in confidence", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := len(s.Frames("register"))
+	d.start(t, s.URL(), quick)
+	reg := s.Wait(ctx, "register", n+1)
+	if !strings.Contains(string(reg.Payload), fmt.Sprintf(`"agentId":%q,"origin":"cp"`, uuid)) {
+		t.Errorf("register says %s", reg.Payload)
+	}
+}
+
+func TestIDsAreSlugsThatNobodyHas(t *testing.T) {
+	p := &Placement{o: Options{Host: &host{taken: map[string]bool{"demo": true, "demo-2": true}}}, agents: map[string]*placed{}}
+	for name, want := range map[string]string{"Demo": "demo-3", "Ünïcode näme": "n-code-n-me", "---": "agent", "": "agent", "../../etc": "etc", "a.b@c": "a-b-c", strings.Repeat("x", 100): strings.Repeat("x", 56)} {
+		if got := p.freeID(name); got != want || agent.ValidateID(got) != nil {
+			t.Errorf("freeID(%q) = %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestHistoryPages(t *testing.T) {
+	st, err := OpenSessions(filepath.Join(t.TempDir(), "s.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	uuid, other := cp.NewID(), cp.NewID()
+	if err := st.Put(cp.Session{SessionID: "s", AgentID: uuid, Phase: "start"}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(100) {
+		if err := st.Write("s", []cp.Message{{Seq: i + 1, Text: fmt.Sprint(i + 1)}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seqs := func(p cp.HistoryPage) (out []int64) {
+		for _, m := range p.Messages {
+			out = append(out, m.Seq)
+		}
+		return out
+	}
+	// Backwards through all of it, each once.
+	var all []int64
+	cursor := ""
+	for range 20 {
+		p, err := st.History(cp.HistoryRequest{AgentID: uuid, SessionID: "s", Limit: 9, Cursor: cursor})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(seqs(p), all...)
+		if cursor = p.NextCursor; cursor == "" {
+			break
+		}
+	}
+	if len(all) != 100 || !slices.IsSorted(all) {
+		t.Errorf("backwards: %v", all)
+	}
+	p, err := st.History(cp.HistoryRequest{AgentID: uuid, SessionID: "s", Limit: 50})
+	if err != nil || p.LiveCursor != "100" || seqs(p)[49] != 100 {
+		t.Errorf("the newest: %v %v", p.LiveCursor, err)
+	}
+	p, err = st.History(cp.HistoryRequest{AgentID: uuid, SessionID: "s", Limit: 10, After: "85"})
+	if err != nil || !p.LiveMore || p.LiveCursor != "95" || seqs(p)[0] != 86 {
+		t.Errorf("after 85: %v %v %v", seqs(p), p.LiveCursor, err)
+	}
+	p, err = st.History(cp.HistoryRequest{AgentID: uuid, SessionID: "s", Limit: 10, After: "100"})
+	if err != nil || p.LiveMore || p.LiveCursor != "100" || len(p.Messages) != 0 {
+		t.Errorf("after the end: %+v %v", p, err)
+	}
+	// Another agent's question is not answered from this one's session.
+	p, err = st.History(cp.HistoryRequest{AgentID: other, SessionID: "s", Limit: 10})
+	if err != nil || len(p.Messages) != 0 {
+		t.Errorf("another agent read %v %v", seqs(p), err)
+	}
+	if err := st.Put(cp.Session{SessionID: "s", AgentID: other}); err == nil {
+		t.Error("another agent took the session over")
+	}
+}
+
+func TestLongMessagesMakeShorterPages(t *testing.T) {
+	st, err := OpenSessions(filepath.Join(t.TempDir(), "s.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	uuid := cp.NewID()
+	if err := st.Put(cp.Session{SessionID: "s", AgentID: uuid}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(20) {
+		if err := st.Write("s", []cp.Message{{Seq: i + 1, Text: strings.Repeat("\x01", MaxText/6)}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := st.History(cp.HistoryRequest{AgentID: uuid, SessionID: "s", Limit: 200})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(p)
+	if err != nil || len(raw) > cp.MaxReply || p.NextCursor == "" || len(p.Messages) == 0 {
+		t.Errorf("%d bytes, %d messages, next %q, %v", len(raw), len(p.Messages), p.NextCursor, err)
+	}
+}
+
+func TestVisibilityGoesByRevision(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	if err := d.p.o.Sessions.Put(cp.Session{SessionID: "s", AgentID: cp.NewID()}); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		rev  int
+		want string
+	}{{2, "applied"}, {1, "superseded"}, {3, "applied"}} {
+		e, err := c.Ask(ctx, "session/visibility", map[string]any{"sessionId": "s", "visibility": "private", "visibilityRev": step.rev})
+		if err != nil || e.Type != "session/visibility/ok" || !strings.Contains(string(e.Payload), step.want) {
+			t.Errorf("revision %d: %s %s %v", step.rev, e.Type, e.Payload, err)
+		}
+	}
+}
+
+func TestPermissionIsAskedForAndDecided(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	got := make(chan string, 1)
+	d.host.turn = func(ctx context.Context, _ string, turn Turn) error {
+		got <- turn.Permission(ctx, "rm -rf build", "yes", "no")
+		return nil
+	}
+	ctx := within(t, 30*time.Second)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	upsert(t, ctx, c, spec(uuid, "a", "1", nil))
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+	request(t, ctx, c, "cron/run", map[string]any{"cronId": cron})
+	s.Wait(ctx, "event/session-sync", 1) // the question stands before the session is announced, or soon after
+	var page struct {
+		Requests []struct{ ID, Command, Status string }
+	}
+	for len(page.Requests) == 0 {
+		e, err := c.Ask(ctx, "agent/permission-requests", map[string]any{"agentId": uuid, "limit": 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(e.Payload, &page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if page.Requests[0].Command != "rm -rf build" || page.Requests[0].Status != "pending" {
+		t.Errorf("%+v", page)
+	}
+	if a := request(t, ctx, c, "agent/permission-decision", map[string]any{"agentId": cp.NewID(), "requestId": page.Requests[0].ID, "decision": "allow"}); a.OK {
+		t.Error("a decision in another agent's name was taken")
+	}
+	request(t, ctx, c, "agent/permission-decision", map[string]any{"agentId": uuid, "requestId": page.Requests[0].ID, "decision": "allow"})
+	if o := <-got; o != "yes" {
+		t.Errorf("decided %q", o)
+	}
+}
+
+// TestSoak upserts and changes agents at random while connections drop; the daemon then
+// holds what a model says. AGENTCONNECT_TEST_SOAK=5m makes it long, with 1,000 agents.
+func TestSoak(t *testing.T) {
+	length, many := 3*time.Second, 60
+	if v := os.Getenv("AGENTCONNECT_TEST_SOAK"); v != "" {
+		var err error
+		if length, err = time.ParseDuration(v); err != nil {
+			t.Fatal(err)
+		}
+		many = 1000
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d, %d agents, %v", seed, many, length)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, length+2*time.Minute)
+
+	type state struct {
+		revision int
+		value    string
+	}
+	model := map[string]*state{}
+	names := map[string]string{}
+	var uuids []string
+	for i := range many {
+		u := cp.NewID()
+		uuids = append(uuids, u)
+		names[u] = fmt.Sprintf("agent-%d", i)
+	}
+	held := func() cp.RegisterOK {
+		var ok cp.RegisterOK
+		for _, u := range uuids {
+			if m := model[u]; m != nil {
+				raw, err := json.Marshal(spec(u, names[u], fmt.Sprint(m.revision), map[string]any{"env": map[string]string{"V": m.value}}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ok.Agents = append(ok.Agents, raw)
+			}
+		}
+		return ok
+	}
+	var heap []uint64
+	measure := func() {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		heap = append(heap, m.HeapAlloc)
+	}
+	until := time.Now().Add(length)
+	drops, asked := 0, 0
+	for step := 0; time.Now().Before(until); step++ {
+		c := s.Ready(ctx)
+		u := uuids[rnd.IntN(len(uuids))]
+		m := model[u]
+		switch {
+		case m != nil && rnd.IntN(20) == 0:
+			delete(model, u)
+			s.Hold(held())
+			c.Tell("agent/remove", map[string]any{"agentId": u})
+		default:
+			if m == nil {
+				m = &state{revision: -1}
+				model[u] = m
+			}
+			m.revision++
+			m.value = fmt.Sprintf("%d-%d", step, rnd.IntN(1000))
+			s.Hold(held())
+			asking, cancel := context.WithTimeout(ctx, 5*time.Second)
+			_, err := c.Ask(asking, "agent/upsert", map[string]any{"agentId": u, "spec": spec(u, names[u], fmt.Sprint(m.revision), map[string]any{"env": map[string]string{"V": m.value}})})
+			cancel()
+			if err == nil {
+				asked++
+			}
+		}
+		if rnd.IntN(40) == 0 {
+			drops++
+			n := s.Conns()
+			s.Drop()
+			s.Until(ctx, "a new connection", func() bool { return s.Conns() > n })
+		}
+		if step%500 == 100 {
+			measure()
+		}
+	}
+	// The last registration tells all of it.
+	n := s.Conns()
+	s.Hold(held())
+	s.Drop()
+	s.Until(ctx, "a new connection", func() bool { return s.Conns() > n })
+	c := s.Ready(ctx)
+	request(t, ctx, c, "agent/detach", map[string]any{"agentId": cp.NewID(), "moveId": cp.NewID()}) // everything before is done
+	d.host.mu.Lock()
+	defer d.host.mu.Unlock()
+	if len(d.host.agents) != len(model) {
+		t.Errorf("%d agents are held, the model has %d", len(d.host.agents), len(model))
+	}
+	for u, m := range model {
+		found := false
+		for _, a := range d.host.agents {
+			if a.Name == names[u] {
+				found = true
+				if a.Env["V"] != m.value {
+					t.Errorf("%s has %q, the model %q", names[u], a.Env["V"], m.value)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s is not held", names[u])
+		}
+	}
+	if f := s.Faults(); len(f) > 0 {
+		t.Errorf("a real control plane would have refused: %v", f)
+	}
+	t.Logf("%d connections, %d drops, %d requests answered, %d applied, heap %v", s.Conns(), drops, asked, d.host.puts, heap)
+	if drops == 0 || asked == 0 {
+		t.Error("nothing was tried")
+	}
+}
+
+// FuzzFrames sends every frame that the control plane may send with a payload of the
+// fuzzer's: nothing may panic, and each request is answered or deferred once.
+func FuzzFrames(f *testing.F) {
+	types := []string{
+		"agent/upsert", "agent/remove", "agent/detach", "agent/activate", "agent/stop", "agent/permission-requests", "agent/permission-decision",
+		"cron/upsert", "cron/remove", "cron/run", "session/history", "session/tool-body", "session/list", "session/visibility",
+		"session/visibility/snapshot", "session/child-status/probe", "daemon/restart", "daemon/upgrade", "daemon/drain",
+		"mcpserver/upsert", "mcpserver/remove", "config/push", "collaboration/routes",
+	}
+	u := cp.NewID()
+	for i := range types {
+		f.Add(i, []byte(`{"agentId":"`+u+`","moveId":"`+u+`","cronId":"`+u+`","sessionId":"s","limit":1,"spec":{"agentId":"`+u+`","name":"x","configRevision":"1"},"name":"m","schedule":"* * * * *","scope":{"kind":"daemon"},"keys":{"sessions.retention":"3d"},"crons":[{}],"visibility":"org"}`))
+	}
+	st, err := OpenSessions(filepath.Join(f.TempDir(), "s.db"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, which int, payload []byte) {
+		p, err := New(Options{Host: newHost(), Marks: DirMarks{dir}, Sessions: st})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		e := cp.Envelope{V: 1, ID: cp.NewID(), Type: types[((which%len(types))+len(types))%len(types)], Payload: payload}
+		answers := 0
+		p.Registered(t.Context(), cp.AuthOK{}, cp.RegisterOK{Agents: []json.RawMessage{payload}, Crons: []json.RawMessage{payload}, MCPServers: []json.RawMessage{payload}})
+		p.Event(t.Context(), e)
+		p.Request(t.Context(), e, func(cp.Reply, *cp.FrameError) { answers++ })
+		if answers > 1 {
+			t.Errorf("%s was answered %d times", e.Type, answers)
+		}
+	})
+}
