@@ -72,7 +72,7 @@ func (a *app) command() *cobra.Command {
 	root.AddCommand(
 		a.runCommand(), a.upCommand(), a.downCommand(), a.restartCommand(), a.statusCommand(),
 		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(),
-		a.runtimesCommand(), a.configCommand(), a.versionCommand(),
+		a.runtimesCommand(), a.loginCommand(), a.configCommand(), a.versionCommand(),
 	)
 	return root
 }
@@ -150,9 +150,15 @@ func (s *site) client() *control.Client {
 	return control.NewClient(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))
 }
 
-// agent loads one agent, the machine's included.
+// agent loads one agent, the machine's included, and those that a control plane placed here,
+// which only a running daemon knows.
 func (s *site) agent(id string) (*config.AgentEntry, error) {
 	e, err := s.cfg.Agent(s.store, id)
+	if errors.Is(err, agent.ErrNotFound) {
+		if a := s.placed(id); a != nil {
+			return &config.AgentEntry{ID: id, Agent: a, System: true, Path: "the control plane"}, nil
+		}
+	}
 	if err == nil {
 		err = e.Err
 	}
@@ -162,9 +168,26 @@ func (s *site) agent(id string) (*config.AgentEntry, error) {
 	return &e, nil
 }
 
-// own refuses to change an agent that the machine's administrator declared.
+// placed asks the daemon for an agent of the control plane's; nil when there is none.
+func (s *site) placed(id string) *agent.Agent {
+	raw, err := s.client().Placed(context.Background(), id)
+	if err != nil {
+		return nil
+	}
+	a, err := agent.Parse(raw)
+	if err != nil {
+		return nil
+	}
+	return a
+}
+
+// own refuses to change an agent that the machine's administrator, or a control plane,
+// declared.
 func (s *site) own(id string) error {
 	e, err := s.cfg.Agent(s.store, id)
+	if errors.Is(err, agent.ErrNotFound) && s.placed(id) != nil {
+		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s was placed here by the control plane; change it, or remove it, there", id)}
+	}
 	if err == nil && e.System {
 		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s is declared for every user in %s; ask the administrator, or add an agent of your own under another id", id, e.Path)}
 	}

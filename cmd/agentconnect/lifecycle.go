@@ -33,6 +33,7 @@ const directNote = "agents run as the daemon's own children: they end with it, a
 func (a *app) runCommand() *cobra.Command {
 	var require bool
 	var supervisor string
+	var connect func() []config.Flag
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "run the daemon in the foreground",
@@ -48,10 +49,11 @@ func (a *app) runCommand() *cobra.Command {
 			if c.Flags().Changed("supervisor") {
 				flags = append(flags, config.Flag{Name: "supervisor", Key: "supervisor", Value: supervisor})
 			}
-			return a.runDaemon(c.Context(), flags)
+			return a.runDaemon(c.Context(), append(flags, connect()...))
 		},
 	}
 	c.Flags().BoolVar(&require, "require-sandbox", false, "required mode: no agent without the sandbox, no daemon if it cannot start")
+	connect = a.connectFlags(c)
 	c.Flags().StringVar(&supervisor, "supervisor", "auto", "what keeps agents running: auto, systemd or direct")
 	return c
 }
@@ -276,6 +278,9 @@ func (a *app) printStatus(st *control.Status) error {
 	}
 	t.row("sandbox required", map[bool]string{true: "yes", false: "no"}[st.RequireSandbox])
 	t.row("probe", probeLine(st.Probe))
+	if st.ControlPlane != nil {
+		t.row("control plane", connectionLine(st.ControlPlane))
+	}
 	if st.Usage != nil {
 		t.row("all agents", usageLine(st.Usage))
 	}

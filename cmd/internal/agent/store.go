@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -35,6 +36,40 @@ type Store struct {
 	root     string // ROOT
 	dir      string // ROOT/agents
 	lockWait time.Duration
+
+	// held are agents whose configuration is somebody else's to keep, and is on no disk.
+	mu   sync.Mutex
+	held map[string]*Agent
+}
+
+// Hold keeps a configuration in memory alone: of an agent that a control plane placed here,
+// whose secrets must not rest on disk. It is this Store's; another process does not see it.
+// The agent is not to be changed afterwards.
+func (s *Store) Hold(a *Agent) error {
+	if err := a.Validate(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held == nil {
+		s.held = map[string]*Agent{}
+	}
+	s.held[a.ID] = a
+	return nil
+}
+
+// Release forgets a held configuration.
+func (s *Store) Release(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, id)
+}
+
+// Held returns a held configuration, or nil.
+func (s *Store) Held(id string) *Agent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held[id]
 }
 
 // NewStore gives the store below root, which package config has checked. It touches
@@ -122,6 +157,9 @@ func (s *Store) List() ([]Entry, error) {
 func (s *Store) Load(id string) (*Agent, error) {
 	if err := ValidateID(id); err != nil {
 		return nil, err
+	}
+	if a := s.Held(id); a != nil {
+		return a, nil
 	}
 	path := s.Dirs(id).File
 	data, err := ReadFile(path)

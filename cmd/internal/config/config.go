@@ -87,6 +87,10 @@ type ControlPlane struct {
 	Enabled bool
 	URL     string
 	Key     string // secret
+	// KeyFile holds the key instead, and is read for each connection. CAFile has certificates
+	// that are trusted besides the system's. AllowInsecure permits an address without TLS.
+	KeyFile, CAFile string
+	AllowInsecure   bool
 }
 
 // Policy can only tighten. A nil field means that it says nothing.

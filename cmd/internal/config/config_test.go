@@ -287,7 +287,7 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("AGENTCONNECT_LOGING_LEVEL", "debug")
 	c := h.load()
 	if !slices.Equal(c.Projects, []string{h.home + "/src", "/srv"}) || c.KillGrace != 3*time.Second || c.MaxAgents != 9 ||
-		c.ControlPlane != (ControlPlane{true, "wss://cp.example/ws", "s3cret"}) {
+		c.ControlPlane != (ControlPlane{Enabled: true, URL: "wss://cp.example/ws", Key: "s3cret"}) {
 		t.Errorf("%+v", c)
 	}
 	if w := strings.Join(c.Warnings, "\n"); !strings.Contains(w, "AGENTCONNECT_LOGGING_LEVEL?") {

@@ -145,7 +145,8 @@ func (c *Config) assign(got map[string]effective) {
 	num := func(k string) int { return int(got[k].value.(int64)) }
 	c.RequireSandbox = yes("security.requireSandbox")
 	c.AllowUnsandboxedFallback = yes("security.allowUnsandboxedFallback")
-	c.ControlPlane = ControlPlane{Enabled: yes("controlPlane.enabled"), URL: str("controlPlane.url"), Key: str("controlPlane.key")}
+	c.ControlPlane = ControlPlane{Enabled: yes("controlPlane.enabled"), URL: str("controlPlane.url"), Key: str("controlPlane.key"),
+		KeyFile: str("controlPlane.keyFile"), CAFile: str("controlPlane.caFile"), AllowInsecure: yes("controlPlane.allowInsecure")}
 	c.MaxAgents = num("limits.maxAgents")
 	c.Limits = agent.Limits{Memory: str("limits.memory"), CPU: str("limits.cpu"), Tasks: num("limits.tasks")}
 	c.Network = sandbox.NetworkMode(str("network.mode"))

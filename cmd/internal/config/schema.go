@@ -46,6 +46,9 @@ var settings = []setting{
 	{key: "controlPlane.url", kind: text, def: "", env: []string{"AGENTCONNECT_API_URL"}, check: checkURL},
 	{key: "controlPlane.key", kind: text, def: "", secret: true, env: []string{"AGENTCONNECT_API_KEY"}},
 	{key: "controlPlane.enabled", kind: boolean}, // default: whether there is a url
+	{key: "controlPlane.keyFile", kind: text, def: ""},
+	{key: "controlPlane.caFile", kind: text, def: ""},
+	{key: "controlPlane.allowInsecure", kind: boolean, def: false},
 	{key: "limits.maxAgents", kind: number, def: int64(32), check: atLeast(1)},
 	{key: "limits.memory", kind: text, def: "", check: checkMemory},
 	{key: "limits.cpu", kind: text, def: "", check: checkCPU},

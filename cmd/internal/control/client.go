@@ -96,6 +96,16 @@ func (c *Client) Agent(ctx context.Context, id string) (*AgentStatus, error) {
 	return call[AgentStatus](ctx, c, http.MethodGet, "/v1/agents/"+url.PathEscape(id))
 }
 
+// Placed asks for the configuration of an agent that a control plane placed, which only the
+// daemon has. It holds no secret.
+func (c *Client) Placed(ctx context.Context, id string) (json.RawMessage, error) {
+	raw, err := call[json.RawMessage](ctx, c, http.MethodGet, "/v1/agents/"+url.PathEscape(id)+"/placed")
+	if err != nil {
+		return nil, err
+	}
+	return *raw, nil
+}
+
 // Start, Stop and Restart return when the wish took effect.
 func (c *Client) Start(ctx context.Context, id string) (*AgentStatus, error) {
 	return c.agentCall(ctx, id, "start")

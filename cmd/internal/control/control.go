@@ -81,10 +81,24 @@ type Status struct {
 	Agents         []AgentStatus `json:"agents"`
 	// Usage of all agents together, their supervisors included; nil under direct supervision
 	// and while none runs.
-	Usage       *accounting.Usage `json:"usage,omitempty"`
-	ConfigError string            `json:"configError,omitempty"` // a reload that failed; the old policy is in force
-	Warnings    []string          `json:"warnings,omitempty"`
-	Log         []string          `json:"log,omitempty"` // the end of the daemon's log
+	Usage *accounting.Usage `json:"usage,omitempty"`
+	// ControlPlane is the connection to one; nil where none is configured.
+	ControlPlane *ControlPlane `json:"controlPlane,omitempty"`
+	ConfigError  string        `json:"configError,omitempty"` // a reload that failed; the old policy is in force
+	Warnings     []string      `json:"warnings,omitempty"`
+	Log          []string      `json:"log,omitempty"` // the end of the daemon's log
+}
+
+// ControlPlane is the connection to a control plane.
+type ControlPlane struct {
+	URL       string    `json:"url"`
+	State     string    `json:"state"` // connecting, ready, waiting, refused, member-set
+	Since     time.Time `json:"since,omitzero"`
+	LastError string    `json:"lastError,omitempty"`
+	NextTry   time.Time `json:"nextTry,omitzero"`
+	DaemonID  string    `json:"daemonId,omitempty"`
+	// Waiting is how many reports it has not taken yet.
+	Waiting int `json:"waiting,omitempty"`
 }
 
 // Error is the body of every answer that is not 2xx. Code is the exit code for the
@@ -105,6 +119,7 @@ func (e *Error) Error() string { return e.Message }
 //	POST /v1/agents/{id}/attach          Attach (starts the agent if needed)
 //	POST /v1/agents/{id}/exec            Attach (a supervisor that serves exec; starts no runtime)
 //	GET  /v1/agents/{id}                 AgentStatus
+//	GET  /v1/agents/{id}/placed          agent.json of an agent that a control plane placed
 //	POST /v1/shutdown                    {} (ends the daemon and what it runs directly)
 
 // Attach names the socket to connect to.

@@ -90,13 +90,16 @@ type Daemon struct {
 	sup   Supervision
 	run   *runDir
 	since time.Time
+	// remote is what a control plane placed here, and the connection to it.
+	remote *remote
 
 	shutdown context.CancelCauseFunc
 	down     chan struct{} // closed when the agents have ended and the record is written
 
-	probing sync.Mutex    // one probe at a time
-	probed  chan struct{} // closed when the first one is done
-	loading sync.Mutex    // one reload at a time
+	probing sync.Mutex      // one probe at a time
+	probed  chan struct{}   // closed when the first one is done
+	loading sync.Mutex      // one reload at a time
+	life    context.Context //nolint:containedctx // of the daemon; set once it may connect, under loading
 
 	mu        sync.Mutex
 	cfg       *config.Config
@@ -263,6 +266,11 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 		d.warnings = append(d.warnings, werr.Error())
 	}
 
+	if d.remote, err = d.openRemote(); err != nil {
+		return err
+	}
+	defer d.remote.close()
+
 	p := d.runProbe(ctx)
 	if ctx.Err() != nil {
 		return d.ended(ctx)
@@ -300,6 +308,10 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	defer d.notify("STOPPING=1")
 	d.adopt(ctx)
 	d.startWanted(ctx, "start of the daemon")
+	d.loading.Lock()
+	d.life = ctx
+	d.connect(ctx)
+	d.loading.Unlock()
 
 	for ctx.Err() == nil {
 		select {
@@ -314,6 +326,7 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 			watch.Set(d.watched())
 		}
 	}
+	d.remote.disconnect()
 	err = d.ended(ctx)
 	stop, cancel := context.WithTimeout(context.Background(), endMargin)
 	defer cancel()
@@ -356,6 +369,11 @@ func (d *Daemon) adopt(ctx context.Context) {
 	for _, id := range running {
 		r := d.record(id)
 		err := d.allowed(ctx, id, r)
+		if errors.Is(err, errUnread) {
+			// Its configuration comes with the connection, and is judged then.
+			d.log.Info("agent of the control plane goes on", "agent", id)
+			continue
+		}
 		if err == nil {
 			d.takeOver(id, r)
 			continue
@@ -401,6 +419,11 @@ func (d *Daemon) takeOver(id string, r *record) {
 // allowed judges an agent that runs by the configuration as it is now.
 func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
 	a, err := d.load(id)
+	if errors.Is(err, errUnread) && d.config().RequireSandbox {
+		if st, serr := wireStatus(ctx, d.sup.State(id).Socket); serr == nil && !st.Sandboxed {
+			return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: it runs without the sandbox, which is required now", id)}
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -478,6 +501,7 @@ func (d *Daemon) runProbe(ctx context.Context) control.Probe {
 	}
 	d.probe = &p
 	d.mu.Unlock()
+	defer d.remote.probeChanged()
 	if p.OK {
 		d.log.Info("probe", "code", p.Code)
 	} else {
@@ -529,7 +553,7 @@ func (d *Daemon) builder() *Builder {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &Builder{Config: d.cfg, Store: d.store, Programs: d.o.Programs, Host: d.o.Host, Build: d.o.Build,
-		Direct: d.sup.Name() == "direct", Environ: d.o.Environ}
+		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf}
 }
 
 // spec builds the spec of a start now, or refuses it.
@@ -550,6 +574,9 @@ func (d *Daemon) load(id string) (*agent.Agent, error) {
 		return nil, &Refusal{Code: 2, Text: err.Error()}
 	}
 	e, err := d.builder().Config.Agent(d.store, id)
+	if errors.Is(err, agent.ErrNotFound) && d.placedHere(id) {
+		return nil, fmt.Errorf("agent %s: %w; it can start when the control plane is connected (see `agentconnect status`)", id, errUnread)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -844,6 +871,10 @@ func (d *Daemon) reload(why string) error {
 	}
 	d.enforce(entries)
 	d.adjustAll(entries)
+	if d.life != nil {
+		d.connect(d.life)
+	}
+	d.remote.judge()
 	d.recover("the configuration changed")
 	return nil
 }
@@ -987,6 +1018,7 @@ func (d *Daemon) status(ctx context.Context, ask bool) *control.Status {
 	for i := range entries {
 		s.Agents = append(s.Agents, d.agentStatus(entries[i].ID, &entries[i]))
 	}
+	d.remote.addTo(s)
 	if ask {
 		s.Usage = d.ask(ctx, s.Agents)
 	}

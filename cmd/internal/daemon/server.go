@@ -75,6 +75,7 @@ type operations interface {
 	stop(id string) (Pending, error)
 	attach(ctx context.Context, id string) (string, error)
 	exec(ctx context.Context, id string) (string, error)
+	placedConfig(id string) (json.RawMessage, error)
 	end(ctx context.Context) error
 }
 
@@ -103,6 +104,7 @@ func handler(d operations) http.Handler {
 	do("POST /v1/reload", func(*http.Request) (any, error) { return struct{}{}, d.reload("request") })
 	do("POST /v1/shutdown", func(r *http.Request) (any, error) { return struct{}{}, d.end(r.Context()) })
 	do("GET /v1/agents/{id}", func(r *http.Request) (any, error) { return d.agentNow(r.Context(), r.PathValue("id")) })
+	do("GET /v1/agents/{id}/placed", func(r *http.Request) (any, error) { return d.placedConfig(r.PathValue("id")) })
 	do("POST /v1/agents/{id}/start", func(r *http.Request) (any, error) {
 		p, err := d.start(r.PathValue("id"), false)
 		return wish(p, err, r)

@@ -49,6 +49,10 @@ func (d *idle) exec(_ context.Context, id string) (string, error) {
 	d.did("exec %s", id)
 	return "", nil
 }
+func (d *idle) placedConfig(id string) (json.RawMessage, error) {
+	d.did("placed %s", id)
+	return json.RawMessage("{}"), nil
+}
 func (d *idle) end(context.Context) error { d.did("end"); return nil }
 
 func (*idle) done() Pending { c := make(chan error, 1); c <- nil; return c }

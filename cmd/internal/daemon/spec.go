@@ -33,6 +33,8 @@ type Builder struct {
 	Direct bool
 	// Environ is the daemon's own environment, of which a runtime gets a named few.
 	Environ []string
+	// Placed gives the secrets that came with an agent from a control plane; may be nil.
+	Placed func(id string) map[string]string
 }
 
 // Judge says whether the agent may run here at all, as far as its configuration goes.
@@ -343,6 +345,9 @@ func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) ([]string, erro
 		return nil, err
 	}
 	maps.Copy(env, extra)
+	if b.Placed != nil {
+		maps.Copy(env, b.Placed(a.ID))
+	}
 	for _, k := range ours {
 		if env[k] != fixed[k] {
 			return nil, refusedConfig(a, fmt.Errorf("env %s is set by the boundary itself; take it out of the agent's (or the runtime's) env", k))

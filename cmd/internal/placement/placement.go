@@ -66,8 +66,7 @@ type placed struct {
 	known    bool   // its spec has come since this daemon started
 	moveID   string // fence: it moves away and takes no turn
 	refusal  string // why it cannot run, in words
-	warnings []string
-	marked   Mark // as it stands on disk
+	marked   Mark   // as it stands on disk
 }
 
 // Mark is what stands on disk of a placed agent. Its spec, which has secrets, does not.
@@ -101,6 +100,10 @@ type Placement struct {
 	o    Options
 	tell Reporter
 
+	// ids may be asked for by a Host that is being called.
+	marksMu sync.Mutex
+	ids     map[string]bool
+
 	mu      sync.Mutex
 	agents  map[string]*placed // by UUID
 	crons   *crons
@@ -117,13 +120,14 @@ func New(o Options) (*Placement, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Placement{o: o, agents: map[string]*placed{}, servers: map[string]cp.MCPServer{}, asks: map[string]*ask{}}
+	p := &Placement{o: o, ids: map[string]bool{}, agents: map[string]*placed{}, servers: map[string]cp.MCPServer{}, asks: map[string]*ask{}}
 	p.crons = newCrons(p)
 	marks, err := o.Marks.All()
 	if err != nil {
 		return nil, err
 	}
 	for id, m := range marks {
+		p.ids[id] = true
 		p.agents[m.AgentID] = &placed{uuid: m.AgentID, id: id, moveID: m.MoveID, marked: m, spec: cp.AgentSpec{AgentID: m.AgentID, Name: m.Name}}
 	}
 	return p, nil
@@ -155,6 +159,44 @@ func (p *Placement) List() []Info {
 	}
 	slices.SortFunc(out, func(a, b Info) int { return cmp.Compare(a.ID, b.ID) })
 	return out
+}
+
+// Has reports whether id is an agent of the control plane's.
+func (p *Placement) Has(id string) bool {
+	p.marksMu.Lock()
+	defer p.marksMu.Unlock()
+	return p.ids[id]
+}
+
+// Running is how many turns run now.
+func (p *Placement) Running() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.crons.running)
+}
+
+// Judge has the Host judge again what it refused: the probe, or the configuration, changed.
+func (p *Placement) Judge() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.agents {
+		if a.known && a.refusal != "" && a.moveID == "" {
+			p.put(a)
+		}
+	}
+}
+
+// put has the Host make or change an agent, and keeps why it did not.
+func (p *Placement) put(a *placed) {
+	conf, secrets, warnings := p.convert(a)
+	for _, w := range warnings {
+		p.o.Log.Warn("agent of the control plane", "agent", a.id, "note", w)
+	}
+	a.refusal = ""
+	if err := p.o.Host.Put(conf, secrets); err != nil {
+		a.refusal = err.Error()
+		p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", err)
+	}
 }
 
 // Local is what register says of the agents held here.
@@ -285,18 +327,8 @@ func (p *Placement) upsert(spec cp.AgentSpec) string {
 	}
 	p.agents[a.uuid] = a
 	a.spec, a.merged, a.known = merged, text, true
-	conf, secrets, warnings := p.convert(a)
-	a.warnings = warnings
-	for _, w := range warnings {
-		p.o.Log.Warn("agent of the control plane", "agent", a.id, "note", w)
-	}
-	a.refusal = ""
-	if err := p.o.Host.Put(conf, secrets); err != nil {
-		a.refusal = err.Error()
-		p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", err)
-		return a.refusal
-	}
-	return ""
+	p.put(a)
+	return a.refusal
 }
 
 // mark writes an agent's mark when it differs from the one on disk.
@@ -308,7 +340,18 @@ func (p *Placement) mark(a *placed, m Mark) error {
 		return err
 	}
 	a.marked = m
+	p.know(a.id, true)
 	return nil
+}
+
+func (p *Placement) know(id string, yes bool) {
+	p.marksMu.Lock()
+	defer p.marksMu.Unlock()
+	if yes {
+		p.ids[id] = true
+	} else {
+		delete(p.ids, id)
+	}
 }
 
 // drop gives an agent up; its crons go with it.
@@ -318,6 +361,7 @@ func (p *Placement) drop(uuid string, remove bool) {
 		return
 	}
 	p.crons.removeOf(uuid)
+	p.know(a.id, false)
 	if err := p.o.Host.Drop(a.id, remove); err != nil {
 		p.o.Log.Error("an agent of the control plane was not removed", "agent", a.id, "error", err)
 	}
@@ -410,11 +454,7 @@ func (p *Placement) Event(_ context.Context, e cp.Envelope) bool {
 func (p *Placement) again(server string) {
 	for _, a := range p.agents {
 		if a.known && slices.Contains(a.spec.MCPServers.V, server) {
-			conf, secrets, _ := p.convert(a)
-			a.refusal = ""
-			if err := p.o.Host.Put(conf, secrets); err != nil {
-				a.refusal = err.Error()
-			}
+			p.put(a)
 		}
 	}
 }

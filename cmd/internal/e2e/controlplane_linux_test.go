@@ -1,0 +1,198 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
+	"agentconnect.md/sandbox/cmd/internal/controlplane/cptest"
+)
+
+// placedSpec is an agent as a control plane describes one.
+func placedSpec(uuid, name, revision string, more map[string]any) map[string]any {
+	s := map[string]any{
+		"agentId": uuid, "orgId": "org_example", "name": name, "runtime": "selftest", "configRevision": revision, "runInSandbox": true,
+		"env": map[string]string{"FROM_CP": "yes"}, "secrets": map[string]string{"CP_TOKEN": "canary-cp-secret"}, "mcpServers": []string{},
+	}
+	for k, v := range more {
+		s[k] = v
+	}
+	return map[string]any{"agentId": uuid, "spec": s}
+}
+
+func tell(t *testing.T, ctx context.Context, c *cptest.Conn, typ string, payload any) cp.Ack {
+	t.Helper()
+	e, err := c.Ask(ctx, typ, payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a cp.Ack
+	if e.Type != "ack" || json.Unmarshal(e.Payload, &a) != nil {
+		t.Fatalf("%s was answered with %s %s", typ, e.Type, e.Payload)
+	}
+	return a
+}
+
+func noCPFaults(t *testing.T, s *cptest.Server) {
+	t.Helper()
+	if f := s.Faults(); len(f) > 0 {
+		t.Errorf("a real control plane would have refused: %s", strings.Join(f, "; "))
+	}
+}
+
+// A turn of an agent that a control plane placed here, from the cron to the history that
+// it reads, behind the boundary.
+func TestControlPlanePlacesAnAgentAndReadsItsTurn(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	reg := string(server.Wait(ctx, "register", 1).Payload)
+	if !strings.Contains(reg, `"sandbox"`) || strings.Contains(reg, "sandbox-required") {
+		t.Errorf("registered with %s", reg)
+	}
+	uuid, cron := cp.NewID(), cp.NewID()
+	if a := tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "Demo", "0", nil)); !a.OK {
+		t.Fatalf("upsert: %s", a.Reason)
+	}
+	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "0 3 * * *", "timezone": "UTC", "trigger": "env", "enabled": true})
+	if a := tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
+		t.Fatalf("run: %s", a.Reason)
+	}
+	var last cp.CronReport
+	server.Until(ctx, "the end of the run", func() bool {
+		for _, e := range server.Frames("cron/report") {
+			if json.Unmarshal(e.Payload, &last) == nil && last.Status != "" {
+				return true
+			}
+		}
+		return false
+	})
+	if last.Status != "success" || last.SessionID == "" {
+		t.Fatalf("reported %+v", last)
+	}
+	e, err := c.Ask(ctx, "session/history", map[string]any{"agentId": uuid, "sessionId": last.SessionID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.Type != "session/history/page" || !strings.Contains(string(e.Payload), "FROM_CP=yes") {
+		t.Errorf("history: %s %s", e.Type, e.Payload)
+	}
+	if got := s.works("demo", "echo $FROM_CP"); got != "yes\n" {
+		t.Errorf("a command inside sees %q", got)
+	}
+	s.fails(78, []string{"control plane"}, "agent", "edit", "demo", "--no-sandbox")
+	out := s.ok("status")
+	for _, w := range []string{"control plane", "ready", "demo", "placed here"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("status does not say %q:\n%s", w, out)
+		}
+	}
+	// What was said in confidence rests nowhere, but where the agent itself put it.
+	filepath.WalkDir(s.root, func(path string, e os.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() && !strings.Contains(path, "selftest.json") && !strings.HasSuffix(path, "sessions.db") {
+			if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), "canary-cp-secret") {
+				t.Errorf("%s holds the agent's secret", path)
+			}
+		}
+		return nil
+	})
+	for _, p := range mentioning(s.base) {
+		if line := fmt.Sprint(p.cmdline()); strings.Contains(line, cptest.Key) {
+			t.Errorf("the key stands on the command line of %d: %s", p.pid, line)
+		}
+	}
+	// The connection is lost and comes back; the agent goes on and is not told anew.
+	pid := s.agent("demo").PID
+	server.Drop()
+	server.Wait(ctx, "register", 2)
+	if now := s.agent("demo"); now.PID != pid {
+		t.Errorf("the agent was %d and is %d: %s", pid, now.PID, now.Reason)
+	}
+	noCPFaults(t, server)
+}
+
+// What the control plane asks for never goes beyond the operator's own policy.
+func TestRequiredModeSandboxesWhateverTheControlPlaneSays(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start("--require-sandbox", "--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	if reg := string(server.Wait(ctx, "register", 1).Payload); !strings.Contains(reg, "sandbox-required") {
+		t.Errorf("registered with %s", reg)
+	}
+	uuid := cp.NewID()
+	if a := tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "bare", "0", map[string]any{"runInSandbox": false})); !a.OK {
+		t.Fatalf("upsert: %s", a.Reason)
+	}
+	if st, err := s.client().Status(ctx); err != nil || len(st.Agents) != 1 || !st.Agents[0].Sandboxed {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	if got := s.works("bare", "cat /proc/self/status"); !strings.Contains(got, "NoNewPrivs:\t1") {
+		t.Errorf("it does not run behind the boundary:\n%s", got)
+	}
+}
+
+func TestAgentThatAsksForTheSandboxWhereThereIsNoneIsRefusedInWords(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.namespace(noBoundary)
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	if reg := string(server.Wait(ctx, "register", 1).Payload); strings.Contains(reg, `"sandbox"`) {
+		t.Errorf("registered with %s", reg)
+	}
+	uuid, cron := cp.NewID(), cp.NewID()
+	if a := tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "boxed", "0", nil)); a.OK || !strings.Contains(a.Reason, "sandbox cannot start") {
+		t.Errorf("upsert: %+v", a)
+	}
+	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "echo hi", "enabled": true})
+	if a := tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); a.OK || !strings.Contains(a.Reason, "sandbox cannot start") {
+		t.Errorf("run: %+v", a)
+	}
+}
+
+func TestRefusedKeyIsSaidInStatusAndNotTriedAgain(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start("--api-url", server.URL(), "--api-key", "another-key")
+	s.until("status says so", func() bool {
+		out := s.ok("status")
+		return strings.Contains(out, "refused") && strings.Contains(out, "agentconnect login")
+	})
+	if server.Conns() != 1 {
+		t.Errorf("%d connections", server.Conns())
+	}
+	// A new key counts without a restart.
+	login := s.agentconnect(t.Context(), "login", "--api-url", server.URL())
+	login.Stdin = strings.NewReader(cptest.Key + "\n")
+	if r := s.finish(login); r.code != 0 {
+		t.Fatalf("login: %s%s", r.out, r.err)
+	}
+	info, err := os.Stat(filepath.Join(s.root, "config.json"))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("config.json: %v %v", info, err)
+	}
+}
+
+func TestAddressWithoutTLSElsewhereIsRefused(t *testing.T) {
+	s := newSite(t)
+	s.start("--api-url", "ws://cp.example.invalid", "--api-key", "k")
+	s.until("status says so", func() bool { return strings.Contains(s.ok("status"), "without TLS") })
+	login := s.agentconnect(t.Context(), "login", "--api-url", "ws://cp.example.invalid")
+	login.Stdin = strings.NewReader("k\n")
+	if r := s.finish(login); r.code == 0 || !strings.Contains(r.err, "--allow-insecure") {
+		t.Errorf("login took it: %d %s", r.code, r.err)
+	}
+}
