@@ -1,7 +1,7 @@
 # The build, the tests, and the demonstration.
 #
 #	make run     a real agent turn inside the boundary: what it could reach, what it could not
-#	make test    the tests; those on real systemd have targets of their own
+#	make test    the tests, those on real systemd in machines of their own
 #
 # Both install what they need (apt-get; as root, or with sudo) and never run an agent as root:
 # started by root, they use the ordinary user agentconnect-dev and a copy of this tree below
@@ -23,6 +23,7 @@ ldflags := -s -w -X agentconnect.md/sandbox/cmd/internal/version.Version=$(AC_VE
 FUZZTIME ?= 10s
 PKG ?=
 RUN ?=
+MACHINES ?=
 BENCH ?=
 
 # Packages whose concurrency is the point run under the race detector.
@@ -43,28 +44,25 @@ install: build ## programs and user units below DESTDIR, where the units expect 
 run:
 	@$(enter) run $(MAKE) --no-print-directory here-run
 
-test:
-	@$(enter) test $(MAKE) --no-print-directory here-test
+test: ## those on real systemd, as root or with sudo, and all others
+	@packaging/dev/test.sh
 
-# On real systemd, in machines of their own: as root, or with sudo. None of these is part of
-# `make test` yet: single tests go by the clock of a busy machine and fail now and then.
+# On real systemd alone, in machines of their own. SUITES="bookworm trixie" for both releases.
 machines := packaging/dev/systemd
-as_root := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH)
-
-test-systemd: ## the units and the bus, on systemd 252 and 257
-	@$(as_root) $(machines)/test.sh
-
-# The installed product, SUITES="bookworm trixie" for both.
 SUITES ?= bookworm
-chaotic := ^TestChaos$$$$|^TestRacingWishes$$$$
-test-product: ## life cycle by either hand, adoption, fail-closed order, kills of everything
-	@for suite in $(SUITES); do $(as_root) $(machines)/product.sh -s $$suite -x '$(chaotic)' || exit 1; done
+chaotic := ^TestChaos$$$$
+on_suites = @for suite in $(SUITES); do $(1) || exit 1; done
+test-systemd: ## the units and the bus
+	$(call on_suites,$(machines)/test.sh -s $$suite)
+
+test-product: ## the installed product: life cycle by either hand, adoption, fail-closed order, kills of everything
+	$(call on_suites,$(machines)/product.sh -s $$suite -x '$(chaotic)')
 
 test-chaos: ## random kills, stops and restarts; AGENTCONNECT_TEST_CHAOS=300s makes it longer
-	@for suite in $(SUITES); do $(as_root) $(machines)/product.sh -s $$suite -p user -r '$(chaotic)' || exit 1; done
+	$(call on_suites,$(machines)/product.sh -s $$suite -p user -r '$(chaotic)')
 
 test-limits: ## real memory, cpu and task limits, under user-mode Linux
-	@$(as_root) $(machines)/limits-test.sh
+	$(call on_suites,$(machines)/limits-test.sh -s $$suite)
 
 lint:
 	@$(enter) lint packaging/dev/lint.sh
@@ -99,11 +97,11 @@ here-check:
 
 here-test: build here-check
 	@packaging/dev/npm-runtimes.sh >/dev/null
-	go run ./cmd/internal/testrun -race '$(raced)' -must packaging/dev/must-run.txt -run '$(RUN)' $(PKG)
-	@if [ -z '$(PKG)$(RUN)' ]; then $(MAKE) --no-print-directory here-fuzz; fi
+	go run ./cmd/internal/testrun -race '$(raced)' -must packaging/dev/must-run.txt -machines '$(MACHINES)' \
+		-run '$(RUN)' $(if $(PKG)$(RUN),,-fuzz $(FUZZTIME)) $(PKG)
 
 here-fuzz:
-	go run ./cmd/internal/testrun -fuzz $(FUZZTIME) $(PKG)
+	go run ./cmd/internal/testrun -only-fuzz -fuzz $(FUZZTIME) $(PKG)
 
 here-bench: build
 	bin/agentconnect-bench $(BENCH)

@@ -54,6 +54,10 @@ func (h *journalHandler) Handle(_ context.Context, r slog.Record) error {
 	defer h.mu.Unlock()
 	err := journal.Send(message, priority(r.Level), map[string]string{
 		"AGENT_ID": h.agent, "AGENT_SOURCE": from, "SYSLOG_IDENTIFIER": "agent@" + h.agent,
+		// What journald adds of itself it reads from the sender's /proc, and last words are often
+		// read when that is gone. `journalctl --user -u` and `systemctl --user status` go by this
+		// field, too.
+		"USER_UNIT": "agent@" + h.agent + ".service",
 	})
 	if err != nil {
 		_, err = fmt.Fprintf(h.w, "<%d>%s\n", priority(r.Level), message)

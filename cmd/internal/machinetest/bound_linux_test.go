@@ -4,6 +4,7 @@
 package machinetest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -343,4 +344,136 @@ func TestDaemonInItsUnitWaitsForTheBus(t *testing.T) {
 	if now := m.show(service("alice"), "MainPID"); now != pid {
 		t.Error("the agent was restarted")
 	}
+}
+
+// No runtime ends because the thread that started it does: here all threads of its parent
+// end, while the manager, which then ends the scope, is halted.
+func TestRuntimeDoesNotDieOfItsParentsThread(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice", "--command", "/usr/bin/sleep", "--arg", "300") // unmoved by the end of its stdin
+	m.start("alice")
+	supervisor := m.one("alice", commSupervisor)
+	alive := func() bool {
+		return slices.ContainsFunc(m.of("alice"), func(p process) bool { return p.cmdline == "/usr/bin/sleep 300" })
+	}
+	m.until("the runtime runs", alive)
+	i := slices.IndexFunc(processes(), func(p process) bool {
+		return p.comm == "systemd" && strings.HasSuffix(p.group, "/user@1000.service/init.scope")
+	})
+	if i < 0 {
+		t.Fatalf("no user manager:\n%s", m.list())
+	}
+	manager := processes()[i]
+	halted := func(sig syscall.Signal) {
+		t.Helper()
+		if err := manager.signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	halted(syscall.SIGSTOP)
+	defer halted(syscall.SIGCONT)
+	if err := supervisor.signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the supervisor is dead", func() bool { _, ok := look(supervisor.pid); return !ok })
+	// A death signal is sent as the thread ends, before its process is dead.
+	for range 20 {
+		if !alive() {
+			t.Fatalf("the runtime died of its parent:\n%s", m.list())
+		}
+		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // time for the signal to do its work
+	}
+	m.sound()
+	halted(syscall.SIGCONT)
+	m.until("another supervisor", func() bool {
+		now := m.show(service("alice"), "MainPID")
+		return now != "0" && now != fmt.Sprint(supervisor.pid)
+	})
+	m.becomes("alice", control.StateRunning)
+	m.mustAC("agent", "stop", "alice")
+	m.gone("alice")
+}
+
+// What leaves the runtime's process group and session stays in its scope, and ends with it.
+func TestWhatLeavesGroupAndSessionEndsWithTheScope(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("confined")
+	m.add("free", "--no-sandbox")
+	m.free = []string{"free"}
+	for _, id := range []string{"confined", "free"} {
+		for _, c := range []struct {
+			name string
+			end  func()
+			runs bool // by itself
+		}{
+			{"stop", func() { m.mustAC("agent", "stop", id) }, false},
+			{"systemctl stop", func() { m.mustCTL("stop", "agent@"+id) }, false},
+			{"kill of the supervisor", func() { m.mustCTL("kill", "-s", "KILL", "agent@"+id) }, true},
+			{"end of the runtime", func() { m.ac("prompt", id, "exit 1") }, true},
+		} {
+			m.mustAC("agent", "restart", id)
+			m.works(id)
+			for range 3 {
+				m.mustAC("prompt", id, "fork stray")
+			}
+			strays := func() (out []process) {
+				for _, p := range processes() {
+					if strings.Contains(p.cmdline, "linger stray") {
+						out = append(out, p)
+					}
+				}
+				return out
+			}
+			for _, p := range strays() {
+				if filepath.Base(p.group) != scope(id) {
+					t.Errorf("%s: %s of %s", id, p, c.name)
+				}
+			}
+			if n := len(strays()); n != 3 {
+				t.Fatalf("%s: %d processes have left, want 3:\n%s", id, n, m.list())
+			}
+			before := m.show(service(id), "MainPID")
+			c.end()
+			m.until(c.name+": the end of what had left", func() bool { return len(strays()) == 0 })
+			if !c.runs {
+				m.gone(id)
+				continue
+			}
+			m.until(c.name+": it runs anew", func() bool {
+				now := m.show(service(id), "MainPID")
+				return now != "0" && now != before
+			})
+			m.becomes(id, control.StateRunning)
+		}
+		m.mustAC("agent", "stop", id)
+	}
+}
+
+// Whatever a runtime prints in place of frames is logged under the agent's unit, or is the
+// end with a reason, and the next start works.
+func TestRuntimeThatPrintsOtherThingsOnItsStdout(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	m.start("alice")
+	for _, junk := range []string{"banner", "escape", "half"} {
+		m.mustAC("prompt", "alice", "junk "+junk)
+	}
+	m.works("alice")
+	m.logged("Welcome to the self-test agent!", "-u", service("alice"))
+	if log := m.journal("AGENT_ID=alice"); strings.Contains(log, "\x1b") {
+		t.Errorf("an escape sequence is in the log: %q", log)
+	}
+	before := m.show(service("alice"), "MainPID")
+	if r := m.ac("prompt", "alice", "junk mb 100"); r.code == 0 || !strings.Contains(r.out+r.err, "64 MiB") {
+		t.Errorf("100 MB without a newline: exit code %d: %s%s", r.code, r.out, r.err)
+	}
+	m.until("it runs anew", func() bool {
+		now := m.show(service("alice"), "MainPID")
+		return now != "0" && now != before
+	})
+	m.logged("64 MiB", "-u", service("alice"))
+	m.works("alice")
 }

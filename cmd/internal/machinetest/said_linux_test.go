@@ -82,7 +82,7 @@ type entry struct {
 	Agent    string `json:"AGENT_ID"`
 	Source   string `json:"AGENT_SOURCE"`
 	Priority string `json:"PRIORITY"`
-	Unit     string `json:"_SYSTEMD_USER_UNIT"`
+	Unit     string `json:"USER_UNIT"`
 	Ident    string `json:"SYSLOG_IDENTIFIER"`
 }
 

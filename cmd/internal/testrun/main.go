@@ -1,12 +1,15 @@
 // Command testrun runs the module's tests for `make test` and says in the end what
 // passed, what failed and what was skipped, with each skip's reason.
 //
-//	testrun [-race PACKAGE,…] [-must FILE] [-run REGEXP] [-fuzz DURATION] [PACKAGE]…
+//	testrun [-race PACKAGE,…] [-must FILE] [-machines DIR] [-run REGEXP] [-fuzz DURATION] [-only-fuzz] [PACKAGE]…
 //
 // The packages given to -race run under the race detector, the others without it.
 // The must-run file names the tests that may not be skipped where CI is set: a
 // boundary test that quietly stops running would look like a boundary that holds.
-// With -fuzz it runs each fuzz target for that long instead of the tests.
+// The tests on real systemd ran before, as root, in machines of their own; -machines says
+// where their events are, of packages with names such as dbusctl@bookworm. They count as all
+// others, and a test that passed there is not missed here.
+// With -fuzz it runs each fuzz target for that long, after the tests; with -only-fuzz no tests.
 //
 // It installs nothing and knows nothing of users or packages of the system.
 package main
@@ -31,6 +34,8 @@ import (
 type options struct {
 	race     string
 	must     string
+	machines string
+	onlyFuzz bool
 	run      string
 	fuzz     time.Duration
 	patterns []string
@@ -42,7 +47,9 @@ func main() {
 	flag.StringVar(&o.race, "race", "", "comma-separated folders of packages to run under the race detector")
 	flag.StringVar(&o.must, "must", "", "file of tests that must not be skipped where CI is set")
 	flag.StringVar(&o.run, "run", "", "run only tests that match")
-	flag.DurationVar(&o.fuzz, "fuzz", 0, "run each fuzz target for this long, instead of the tests")
+	flag.StringVar(&o.machines, "machines", "", "folder with the events of tests that ran in machines of their own")
+	flag.BoolVar(&o.onlyFuzz, "only-fuzz", false, "run no tests")
+	flag.DurationVar(&o.fuzz, "fuzz", 0, "run each fuzz target for this long, after the tests")
 	flag.Parse()
 	o.patterns = flag.Args()
 	o.ci = os.Getenv("CI") != ""
@@ -76,10 +83,6 @@ func (o options) testrun(ctx context.Context, out io.Writer) (bool, error) {
 	}
 	r := newReport(strings.TrimSpace(module), out)
 	packages := strings.Fields(listed)
-	if o.fuzz > 0 {
-		return o.fuzzAll(ctx, r, packages)
-	}
-
 	var must []mustRun
 	if o.must != "" && whole {
 		f, err := os.Open(o.must)
@@ -92,9 +95,32 @@ func (o options) testrun(ctx context.Context, out io.Writer) (bool, error) {
 		}
 	}
 
+	if o.machines != "" {
+		if err := r.readMachines(o.machines); err != nil {
+			return false, fmt.Errorf("tests in machines of their own: %w", err)
+		}
+	}
+	if !o.onlyFuzz {
+		if err := o.testAll(ctx, r, packages); err != nil {
+			return false, err
+		}
+	}
+	if o.fuzz > 0 {
+		if err := o.fuzzAll(ctx, r, packages); err != nil {
+			return false, err
+		}
+	}
+	missed := r.missed(must)
+	r.summary(missed)
+	_, failed, _ := r.totals()
+	return failed == 0 && (len(missed) == 0 || !o.ci), nil
+}
+
+// testAll runs the tests of the packages.
+func (o options) testAll(ctx context.Context, r *report, packages []string) error {
 	plain, raced, err := o.split(r, packages)
 	if err != nil {
-		return false, err
+		return err
 	}
 	for _, group := range []struct {
 		flags    []string
@@ -109,14 +135,10 @@ func (o options) testrun(ctx context.Context, out io.Writer) (bool, error) {
 			args = append(args, "-run="+o.run)
 		}
 		if err := r.goTest(ctx, append(args, group.packages...)); err != nil {
-			return false, err
+			return err
 		}
 	}
-
-	missed := r.missed(must)
-	r.summary(missed)
-	_, failed, _ := r.totals()
-	return failed == 0 && (len(missed) == 0 || !o.ci), nil
+	return nil
 }
 
 // split separates the packages that run under the race detector. A folder that is no
@@ -163,12 +185,12 @@ func (r *report) goTest(ctx context.Context, args []string) error {
 }
 
 // fuzzAll runs each fuzz target of the packages for o.fuzz, one after the other.
-func (o options) fuzzAll(ctx context.Context, r *report, packages []string) (bool, error) {
+func (o options) fuzzAll(ctx context.Context, r *report, packages []string) error {
 	found := 0
 	for _, pkg := range packages {
 		list, err := goOutput(ctx, "test", "-list=^Fuzz", pkg)
 		if err != nil {
-			return false, err
+			return err
 		}
 		for target := range strings.Lines(list) {
 			target = strings.TrimSpace(target)
@@ -184,10 +206,12 @@ func (o options) fuzzAll(ctx context.Context, r *report, packages []string) (boo
 				"-timeout="+(o.fuzz+5*time.Minute).String(), pkg).CombinedOutput()
 			out := string(output)
 			if ctx.Err() != nil {
-				return false, errors.New("interrupted")
+				return errors.New("interrupted")
 			}
 			if err == nil {
-				r.tests[id] = outcome{Action: "pass"}
+				if r.tests[id].Action != "fail" { // as a test, with its seeds
+					r.tests[id] = outcome{Action: "pass"}
+				}
 				fmt.Fprintf(r.out, "ok   %-40s %s\n", id, lastExecs(out))
 				continue
 			}
@@ -200,18 +224,16 @@ func (o options) fuzzAll(ctx context.Context, r *report, packages []string) (boo
 				}
 				input, err := os.ReadFile(name)
 				if err != nil {
-					return false, fmt.Errorf("failing input: %w", err)
+					return fmt.Errorf("failing input: %w", err)
 				}
 				fmt.Fprintf(r.out, "failing input, to be kept as %s:\n%s\n", name, input)
 			}
 		}
 	}
 	if found == 0 {
-		return false, errors.New("no fuzz target found")
+		return errors.New("no fuzz target found")
 	}
-	r.summary(nil)
-	_, failed, _ := r.totals()
-	return failed == 0, nil
+	return nil
 }
 
 // corpus lists the saved inputs of a fuzz target.

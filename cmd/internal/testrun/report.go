@@ -4,9 +4,13 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -48,11 +52,15 @@ type report struct {
 	// broken are packages that failed without a failing test: a build error, a
 	// panic in TestMain, a timeout.
 	broken []string
+	// leftOut says what did not run, and why.
+	leftOut []string
 
-	output map[testID][]string // of tests that have not ended, and of packages (Test "")
-	builds map[string][]string // compiler output by import path
-	failed map[string]bool     // packages with a failing test
-	counts map[string]map[string]int
+	machines map[testID]bool     // tests that ran in a machine of their own, by the package's plain name
+	running  map[string]bool     // packages whose end has not been said
+	output   map[testID][]string // of tests that have not ended, and of packages (Test "")
+	builds   map[string][]string // compiler output by import path
+	failed   map[string]bool     // packages with a failing test
+	counts   map[string]map[string]int
 }
 
 func newReport(module string, out io.Writer) *report {
@@ -61,7 +69,47 @@ func newReport(module string, out io.Writer) *report {
 		tests:  map[testID]outcome{},
 		output: map[testID][]string{}, builds: map[string][]string{},
 		failed: map[string]bool{}, counts: map[string]map[string]int{},
+		machines: map[testID]bool{}, running: map[string]bool{},
 	}
+}
+
+// inMachine tells the package and the machine of a name such as dbusctl@bookworm.
+func inMachine(pkg string) (plain string, yes bool) {
+	plain, _, yes = strings.Cut(pkg, "@")
+	return plain, yes
+}
+
+// readMachines reads what ran in machines of their own before: the events of their test
+// programs, in files NAME.json of dir. A file left-out says what could not run there.
+func (r *report) readMachines(dir string) error {
+	names, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		err = r.read(f)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		for pkg := range r.running {
+			fmt.Fprintf(r.out, "%s: its end was not said\n", pkg)
+			r.endPackage(pkg, event{Action: "fail"})
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "left-out"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	r.leftOut = slices.Collect(strings.SplitSeq(strings.TrimSpace(string(text)), "\n"))
+	if len(names) == 0 && len(text) == 0 {
+		return fmt.Errorf("%s holds neither the events of a test nor what was left out", dir)
+	}
+	return nil
 }
 
 // read consumes one `go test -json` stream. A line that is no event (the go
@@ -94,6 +142,8 @@ func (r *report) short(pkg string) string {
 func (r *report) add(e event) {
 	id := testID{r.short(e.Package), e.Test}
 	switch e.Action {
+	case "start":
+		r.running[id.Package] = true
 	case "build-output":
 		r.builds[e.ImportPath] = append(r.builds[e.ImportPath], e.Output)
 	case "output":
@@ -117,6 +167,12 @@ func (r *report) endTest(id testID, action string) {
 		fmt.Fprintf(r.out, "--- FAIL %s\n%s", id, strings.Join(r.output[id], ""))
 	}
 	delete(r.output, id)
+	// What a machine of its own has shown need not be skipped here.
+	if plain, yes := inMachine(id.Package); yes {
+		r.machines[testID{plain, id.Test}] = true
+	} else if action == "skip" && r.machines[id] {
+		return
+	}
 	// A test that runs twice (a fuzz target's seeds, then the target) counts once, by its worse end.
 	if before, ok := r.tests[id]; ok && (before.Action == "fail" || before.Action == "skip" && action == "pass") {
 		return
@@ -157,6 +213,7 @@ func (r *report) endPackage(pkg string, e event) {
 		}
 	}
 	delete(r.output, testID{Package: pkg})
+	delete(r.running, pkg)
 }
 
 func seconds(s float64) string {
@@ -205,9 +262,14 @@ func parseMustRun(r io.Reader) ([]mustRun, error) {
 }
 
 // missed tells which of the tests that must run did not, and why. A test with a
-// skipped subtest has not run either.
+// skipped subtest has not run either. A machine of its own lacks nothing that a test needs.
 func (r *report) missed(list []mustRun) []string {
 	var missed []string
+	for _, id := range slices.SortedFunc(maps.Keys(r.tests), testID.compare) {
+		if _, yes := inMachine(id.Package); yes && r.tests[id].Action == "skip" {
+			missed = append(missed, fmt.Sprintf("%s: skipped: %s", id, r.tests[id].Reason))
+		}
+	}
 	for _, must := range list {
 		result, ok := r.tests[must.testID]
 		if !ok {
@@ -259,7 +321,7 @@ func (r *report) summary(missed []string) {
 	for _, part := range []struct {
 		title string
 		lines []string
-	}{{"skipped", skips}, {"failed", failures}, {"must run, but did not", missed}} {
+	}{{"skipped", skips}, {"failed", failures}, {"left out", r.leftOut}, {"must run, but did not", missed}} {
 		if len(part.lines) == 0 {
 			continue
 		}

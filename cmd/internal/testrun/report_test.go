@@ -159,7 +159,7 @@ func FuzzBad(f *testing.F) {
 }
 `)
 	var out bytes.Buffer
-	ok, err := options{fuzz: time.Second}.testrun(context.Background(), &out)
+	ok, err := options{onlyFuzz: true, fuzz: time.Second}.testrun(context.Background(), &out)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,5 +170,55 @@ func FuzzBad(f *testing.F) {
 		if !strings.Contains(out.String(), text) {
 			t.Errorf("output lacks %q:\n%s", text, &out)
 		}
+	}
+}
+
+// inMachines is what test programs in machines of their own wrote: one to its end, one cut off.
+var inMachines = map[string]string{
+	"1.json": `{"Action":"start","Package":"example.org/m/a@old"}
+{"Action":"pass","Package":"example.org/m/a@old","Test":"TestThere","Elapsed":1}
+{"Action":"skip","Package":"example.org/m/a@old","Test":"TestLacks","Elapsed":0}
+{"Action":"pass","Package":"example.org/m/a@old","Elapsed":90}
+`,
+	"2.json": `{"Action":"start","Package":"example.org/m/b@old"}
+{"Action":"output","Package":"example.org/m/b@old","Output":"the machine did not come up\n"}
+`,
+	"left-out": "a@new: no root here\n",
+}
+
+func TestMachinesCountAndWhatTheyShowedIsNotSkipped(t *testing.T) {
+	dir := t.TempDir()
+	out := &bytes.Buffer{}
+	r := newReport("example.org/m", out)
+	if err := r.readMachines(dir); err == nil {
+		t.Error("a folder without anything is no error")
+	}
+	for name, text := range inMachines {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.readMachines(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.read(strings.NewReader(`{"Action":"start","Package":"example.org/m/a"}
+{"Action":"skip","Package":"example.org/m/a","Test":"TestThere","Elapsed":0}
+{"Action":"skip","Package":"example.org/m/a","Test":"TestNowhere","Elapsed":0}
+{"Action":"pass","Package":"example.org/m/a","Elapsed":0.5}
+`)); err != nil {
+		t.Fatal(err)
+	}
+	missed := r.missed([]mustRun{{testID{"a@old", "TestThere"}, 1}, {testID{"b@old", "TestOther"}, 2}})
+	if diff := cmp.Diff([]string{"a@old TestLacks: skipped: no reason given", "b@old TestOther: no such test ran (must-run line 2)"}, missed); diff != "" {
+		t.Errorf("missed: (-want +got)\n%s", diff)
+	}
+	r.summary(missed)
+	for _, want := range []string{"the machine did not come up", "b@old (the package itself)", "left out:\n  a@new: no root here\n", "\n1 passed, 1 failed, 2 skipped\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out.String(), "a TestThere") {
+		t.Errorf("what ran in a machine is called skipped:\n%s", out)
 	}
 }

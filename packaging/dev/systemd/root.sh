@@ -14,6 +14,8 @@ set -euo pipefail
 umask 022
 
 say() { printf '%s\n' "test root: $*" >&2; }
+# mmdebstrap runs a python3 for each package: the system's own, not one that a shim has to find.
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 suite=${1:-bookworm}
 case "$suite" in
@@ -26,6 +28,7 @@ base=/var/cache/agentconnect-dev/systemd
 key=$(sha256sum <"${BASH_SOURCE[0]}" | cut -c1-16)
 root=$base/$suite-$key
 if [ -e "$root/.complete" ]; then
+	touch "$root/.complete"
 	printf '%s\n' "$root"
 	exit 0
 fi
@@ -71,10 +74,12 @@ touch "$part/.complete"
 mv -T "$part" "$root"
 say "built in $((SECONDS - start)) s"
 
-# An older one that a running machine still uses stays: its lock is held.
+# An older one stays that a running machine still uses (its lock is held), or that was used
+# within a day: another working tree may go by it.
 for old in "$base/$suite"-*/; do
 	old=${old%/}
 	[ "$old" != "$root" ] || continue
+	[ -z "$(find "$old/.complete" -mmin -1440 2>/dev/null)" ] || continue
 	if flock -n "$old" true; then rm -rf --one-file-system "$old" "$old.log"; fi
 done
 printf '%s\n' "$root"

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# All tests, as `make test` runs them, with one report at the end:
+#
+#	first those on real systemd, each part in a machine of its own, as root or with sudo;
+#	then all others, as an ordinary user (enter.sh).
+#
+# With PKG or RUN set: those alone, and no machine. SUITES names the Debian releases for the
+# installed product and the limits (default bookworm: systemd 252); units and bus are tested on
+# systemd 252 and 257 in any case. AGENTCONNECT_TEST_CHAOS=300s makes the chaos longer.
+#
+# Where there is neither root nor sudo the machines are left out, and the report says so; where
+# CI is set that is a failure.
+set -euo pipefail
+umask 022
+here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
+cd "$here/../.."
+make=(make --no-print-directory here-test)
+
+say() { printf '%s\n' "test: $*" >&2; }
+
+[ -z "${PKG:-}${RUN:-}" ] || exec "$here/enter.sh" test "${make[@]}"
+
+events=$(mktemp -d /tmp/agentconnect-test-events.XXXXXX)
+trap 'rm -rf "$events"' EXIT
+chmod 0755 "$events"
+
+# machine NAME SCRIPT [OPTION]…: one script of systemd/, its events in NAME.json. A script that
+# ended before its tests did shows up in the report as a package without an end.
+machine() {
+	local file=$events/$1.json
+	"$here/systemd/$2" -j "$file" "${@:3}" </dev/null && return
+	grep -qs '"Action":"fail"' "$file" ||
+		printf '{"Action":"start","Package":"%s"}\n' "packaging/dev/systemd/$2@$1" >>"$file"
+}
+
+missing=''
+[ "$(uname -s)" = Linux ] || missing="Linux"
+[ -n "$missing" ] || [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null && sudo true; } ||
+	missing="root, or sudo without a password"
+[ -n "$missing" ] || command -v apt-get >/dev/null || missing="apt-get, which installs what makes the machines"
+if [ -z "$missing" ]; then
+	export PATH="$PATH:/usr/local/go/bin"
+	for suite in bookworm trixie; do
+		machine "systemd-$suite" test.sh -s "$suite"
+	done
+	for suite in ${SUITES:-bookworm}; do
+		machine "product-$suite" product.sh -s "$suite"
+		machine "limits-$suite" limits-test.sh -s "$suite"
+	done
+else
+	say "the tests on real systemd are left out: missing: $missing"
+	printf '%s\n' "the tests on real systemd (make test-systemd test-product test-chaos test-limits): missing: $missing" >"$events/left-out"
+fi
+"$here/enter.sh" test "${make[@]}" "MACHINES=$events"
