@@ -34,7 +34,7 @@ if [ -e "$root/.complete" ]; then
 fi
 
 mkdir -p "$base"
-exec 9>"$base/lock"
+exec 9>"$root.lock" # one that builds is waited for; others are built at the same time
 flock 9
 if [ -e "$root/.complete" ]; then
 	printf '%s\n' "$root"
@@ -74,12 +74,12 @@ touch "$part/.complete"
 mv -T "$part" "$root"
 say "built in $((SECONDS - start)) s"
 
-# An older one stays that a running machine still uses (its lock is held), or that was used
-# within a day: another working tree may go by it.
+# An older one stays that a running machine still uses (its lock is held), or that was built or
+# used within a day: another working tree may go by it.
 for old in "$base/$suite"-*/; do
 	old=${old%/}
 	[ "$old" != "$root" ] || continue
-	[ -z "$(find "$old/.complete" -mmin -1440 2>/dev/null)" ] || continue
-	if flock -n "$old" true; then rm -rf --one-file-system "$old" "$old.log"; fi
+	[ -z "$(find "$old" "$old/.complete" -maxdepth 0 -cmin -1440 2>/dev/null)" ] || continue
+	if flock -n "$old" true; then rm -rf --one-file-system "$old" "$old.log" "$old.lock"; fi
 done
 printf '%s\n' "$root"
