@@ -345,15 +345,19 @@ func TestRootNoManagerSaysWhyAndWhatToDo(t *testing.T) {
 			}
 		})
 	}
-	// Without linger it works, and says what that means.
-	if err := os.Rename("/var/lib/systemd/linger/tester", "/var/lib/systemd/tester.linger"); err != nil {
+	// Without linger it works, and says what that means. logind would end the manager of a user
+	// who neither lingers nor is logged in, whenever it next looks: it does not look meanwhile.
+	lingers, aside := "/var/lib/systemd/linger/tester", "/var/lib/systemd/tester.linger"
+	m.mustRoot("systemctl", "stop", "systemd-logind.service")
+	if err := os.Rename(lingers, aside); err != nil {
 		t.Fatal(err)
 	}
 	r := m.ac("up")
 	s := m.status()
-	if err := os.Rename("/var/lib/systemd/tester.linger", "/var/lib/systemd/linger/tester"); err != nil {
+	if err := os.Rename(aside, lingers); err != nil {
 		t.Fatal(err)
 	}
+	m.mustRoot("systemctl", "start", "systemd-logind.service")
 	m.fails(r, 0, "loginctl enable-linger tester")
 	if !strings.Contains(s.SupervisorNote, "loginctl enable-linger tester") {
 		t.Errorf("status: %s", s.SupervisorNote)
