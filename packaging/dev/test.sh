@@ -21,14 +21,31 @@ say() { printf '%s\n' "test: $*" >&2; }
 [ -z "${PKG:-}${RUN:-}" ] || exec "$here/enter.sh" test "${make[@]}"
 
 events=$(mktemp -d /tmp/agentconnect-test-events.XXXXXX)
-trap 'rm -rf "$events"' EXIT
+script=
+cleanup() {
+	trap - EXIT INT TERM HUP
+	if [ -n "$script" ]; then
+		kill -TERM "$script" 2>/dev/null || true
+		wait "$script" || true
+	fi
+	rm -rf "$events"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 chmod 0755 "$events"
 
 # machine NAME SCRIPT [OPTION]…: one script of systemd/, its events in NAME.json. A script that
 # ended before its tests did shows up in the report as a package without an end.
 machine() {
 	local file=$events/$1.json
-	"$here/systemd/$2" -j "$file" "${@:3}" </dev/null && return
+	# In the background: bash runs no trap while it waits for a command in the foreground.
+	"$here/systemd/$2" -j "$file" "${@:3}" </dev/null &
+	script=$!
+	local code=0
+	wait "$script" || code=$?
+	script=
+	[ "$code" -ne 0 ] || return 0
 	grep -qs '"Action":"fail"' "$file" ||
 		printf '{"Action":"start","Package":"%s"}\n' "packaging/dev/systemd/$2@$1" >>"$file"
 }

@@ -21,9 +21,37 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 
 site=$(mktemp -d /tmp/agentconnect-machine-tests.XXXXXX)
-trap 'rm -rf "$site"' EXIT
 chmod 0755 "$site"
 failed=0
+running=
+cleanup() {
+	trap - EXIT INT TERM HUP
+	if [ -n "$running" ]; then
+		kill -TERM -- "-$running" 2>/dev/null || true
+		wait "$running" || true
+	fi
+	rm -rf "$site" "$site.out"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# apart runs a command in a group of its own, which ends with this script: bash runs no trap while
+# it waits for a command in the foreground. Not as an ordinary user, who may not signal sudo.
+apart() {
+	local code=0
+	if [ "$(id -u)" -ne 0 ]; then
+		"$@" </dev/null
+		return
+	fi
+	set -m
+	"$@" </dev/null &
+	running=$!
+	set +m
+	wait "$running" || code=$?
+	running=
+	return "$code"
+}
 
 # install_product: the programs and units below $site/root, as the package would.
 install_product() {
@@ -34,6 +62,8 @@ install_product() {
 	cp packaging/systemd/user/* "$site/root/usr/lib/systemd/user/"
 }
 
+shown() { "$@" | tee "$site.out"; }
+
 # in_machine PACKAGE@NAME EVENTS MACHINE-SCRIPT [OPTION]… -- COMMAND [ARG]…: runs a test program
 # in a machine. With a file for its events it prints nothing of the tests; cmd/internal/testrun
 # reads them. Without, it prints what `go test -v` prints. A skipped test is a failure: the
@@ -43,10 +73,10 @@ in_machine() {
 	shift 2
 	say "$label"
 	if [ -n "$events" ]; then
-		go tool test2json -t -p "$module/$label" ${as_root[@]+"${as_root[@]}"} "$@" -test.v=test2json >>"$events" || code=$?
+		apart go tool test2json -t -p "$module/$label" ${as_root[@]+"${as_root[@]}"} "$@" -test.v=test2json >>"$events" || code=$?
 		skipped=$(grep -c '"Action":"skip"' "$events" || true)
 	else
-		${as_root[@]+"${as_root[@]}"} "$@" -test.v | tee "$site.out" || code=$?
+		apart shown ${as_root[@]+"${as_root[@]}"} "$@" -test.v || code=$?
 		skipped=$(grep -c -- '--- SKIP' "$site.out" || true)
 		rm -f "$site.out"
 	fi
