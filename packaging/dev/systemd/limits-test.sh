@@ -31,14 +31,14 @@ install_product
 go test -c -o "$site/limits.test" ./cmd/internal/limitstest
 
 for part in "${parts[@]}"; do
-	arguments=(-test.timeout=20m)
+	arguments=(-test.timeout=30m)
 	[ -z "$run" ] || arguments+=(-test.run "$run")
 	case "$part" in
-	real) machine=limits.sh name=$suite-limits arguments+=(-test.skip '^TestMissing') ;;
-	missing) machine=machine.sh name=$suite arguments+=(-test.run "${run:-^TestMissing}") ;;
+	real) machine=limits.sh name=$suite-limits limit=(-t 1800) arguments+=(-test.skip '^TestMissing') ;;
+	missing) machine=machine.sh name=$suite limit=() arguments+=(-test.run "${run:-^TestMissing}") ;;
 	*) say "no such part: $part" && exit 2 ;;
 	esac
-	in_machine "cmd/internal/limitstest@$name" "$events" "$here/$machine" -s "$suite" -b "$site" ${logs:+-l "$logs-$part"} -- \
+	in_machine "cmd/internal/limitstest@$name" "$events" "$here/$machine" ${limit[@]+"${limit[@]}"} -s "$suite" -b "$site" ${logs:+-l "$logs-$part"} -- \
 		/opt/test/limits.test "${arguments[@]}"
 done
 exit "$failed"
