@@ -205,14 +205,16 @@ func (m *machine) endSession(how ...string) {
 
 func (m *machine) beginSession() {
 	m.t.Helper()
-	// logind forgets a user whose manager has ended, in its own time; asked to start one that it
-	// has not forgotten yet, it does nothing, and forgets the user thereafter.
-	m.until("logind has forgotten the user", func() bool { return exec.Command("loginctl", "show-user", "tester").Run() != nil })
 	// So many sessions in so few seconds are not foreseen.
 	m.mustRoot("systemctl", "reset-failed", "user@1000.service", "user-runtime-dir@1000.service")
-	// It knows of no manager that it did not start.
-	m.mustRoot("loginctl", "enable-linger", "tester")
 	m.mustRoot("systemctl", "start", "user@1000.service")
+	// logind may forget a user whose manager has ended, in its own time, and knows of no manager
+	// that it did not start. One that runs it does not forget, and learns of here.
+	m.until("logind knows the user", func() bool {
+		m.mustRoot("loginctl", "enable-linger", "tester")
+		out, _ := exec.Command("loginctl", "show-user", "--value", "-p", "State", "tester").Output()
+		return strings.TrimSpace(string(out)) == "lingering"
+	})
 }
 
 func TestRootSessionEndsGracefullyAndComesBack(t *testing.T) {

@@ -105,7 +105,9 @@ func (r *report) readMachines(dir string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	r.leftOut = slices.Collect(strings.SplitSeq(strings.TrimSpace(string(text)), "\n"))
+	if len(text) > 0 {
+		r.leftOut = strings.Split(strings.TrimSpace(string(text)), "\n")
+	}
 	if len(names) == 0 && len(text) == 0 {
 		return fmt.Errorf("%s holds neither the events of a test nor what was left out", dir)
 	}
