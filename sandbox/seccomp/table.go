@@ -129,7 +129,7 @@ var table = []row{
 	{call: "creat", errno: ePERM, when: []cond{{1, anyBit, []uint32{setID}}}, why: "the same, at once"},
 	{call: "open", errno: ePERM, when: []cond{{1, anyBit, []uint32{oCreat, oTmpfile}}, {2, anyBit, []uint32{setID}}}, why: "the same; without O_CREAT or O_TMPFILE the third argument is not there"},
 	{call: "openat", errno: ePERM, when: []cond{{2, anyBit, []uint32{oCreat, oTmpfile}}, {3, anyBit, []uint32{setID}}}, why: "the same"},
-	{call: "openat2", errno: eNOSYS, why: "its mode lies in memory, which a filter cannot read; callers fall back to openat as on Linux before 5.6"},
+	{call: "openat2", errno: eNOSYS, unnested: true, why: "its mode lies in memory, which a filter cannot read; callers fall back to openat as on Linux before 5.6. bubblewrap 0.11 does not: with nesting on the call is there, and so is this way to make a set-id file"},
 	{call: "mknod", errno: ePERM, when: []cond{{1, anyBit, []uint32{setID, ifDevice}}}, why: "the same, and devices: the kernel lets anybody make a 0:0 one, which overlay file systems take for a hole"},
 	{call: "mknodat", errno: ePERM, when: []cond{{2, anyBit, []uint32{setID, ifDevice}}}, why: "the same"},
 
