@@ -7,6 +7,7 @@
 //	agentconnect-guest attack [--targets FILE|-] [--json] [--control]
 //	agentconnect-guest check                             the probe's inside part: a CheckRequest on stdin, a CheckReport on stdout
 //	agentconnect-guest pty [--rows N] [--cols N] FD -- CMD…
+//	agentconnect-guest exec -- CMD…
 //	agentconnect-guest version
 //
 // attack ends with 0 if everything was as the boundary promises, else 1; with
@@ -17,7 +18,7 @@
 // socket FD (one zero byte with the descriptor) and becomes CMD in a new session
 // that the slave controls. So the operator's terminal never comes inside, and
 // nothing inside can type into it. The size comes from the flags, else from LINES and
-// COLUMNS. CMD not found: 127; not executable: 126.
+// COLUMNS. exec becomes CMD. For both, CMD not found: 127; not executable: 126.
 package main
 
 import (
@@ -69,7 +70,7 @@ func usage(format string, args ...any) error {
 
 func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usage("which command? selftest, attack, check, pty or version")
+		return usage("which command? selftest, attack, check, pty, exec or version")
 	}
 	name, args := args[0], args[1:]
 	switch name {
@@ -81,13 +82,15 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return check(ctx, stdin, stdout)
 	case "pty":
 		return pty(args, stderr)
+	case "exec":
+		return become(args)
 	case "version":
 		_, err := fmt.Fprintln(stdout, version())
 		return err
 	}
 	// Steps that the self-test gives to a process of its own.
 	if len(args) != 1 {
-		return usage("unknown command %q: there are selftest, attack, check, pty and version", name)
+		return usage("unknown command %q: there are selftest, attack, check, pty, exec and version", name)
 	}
 	switch name {
 	case "try":
@@ -104,7 +107,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		selftest.Linger(ctx)
 		return nil
 	}
-	return usage("unknown command %q: there are selftest, attack, check, pty and version", name)
+	return usage("unknown command %q: there are selftest, attack, check, pty, exec and version", name)
 }
 
 func version() string {

@@ -17,12 +17,6 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/selftest"
 )
 
-// Exit codes of a shell for a command it cannot start.
-const (
-	exitCannotExec = 126
-	exitNotFound   = 127
-)
-
 // pty returns only with an error; otherwise the process becomes the command.
 func pty(args []string, stderr io.Writer) error {
 	fs := flag.NewFlagSet("pty", flag.ContinueOnError)
@@ -45,13 +39,9 @@ func pty(args []string, stderr io.Writer) error {
 	}
 	unix.CloseOnExec(fd)
 	command := rest[2:]
-	path, err := exec.LookPath(command[0])
+	path, err := lookup(command[0])
 	if err != nil {
-		code := exitNotFound
-		if errors.Is(err, os.ErrPermission) {
-			code = exitCannotExec
-		}
-		return &exitError{code, fmt.Errorf("pty: %w", err)}
+		return err
 	}
 
 	master, slave, err := selftest.OpenTerminal(uint16(*rows), uint16(*cols))

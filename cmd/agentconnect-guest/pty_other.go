@@ -7,6 +7,10 @@ import (
 	"io"
 )
 
+func become([]string) error {
+	return errors.New("exec: not on this system: the sandbox needs Linux; agents run without it")
+}
+
 func pty([]string, io.Writer) error {
 	return errors.New("pty: not on this system: the sandbox needs Linux; agents run without it and take their own terminal")
 }

@@ -170,6 +170,20 @@ func TestShellHasATerminalOfItsOwnInside(t *testing.T) {
 	}
 }
 
+// One that is not there ends as in a shell, on pipes and on a terminal.
+func TestCommandThatIsNotThereEndsWith127(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	s.fails(127, []string{"no-such-command: not found"}, "agent", "exec", "alice", "--", "no-such-command")
+	s.fails(126, []string{"/etc/passwd: permission denied"}, "agent", "exec", "alice", "--", "/etc/passwd")
+	o := s.shell("--", "no-such-command")
+	o.sees("no-such-command: not found")
+	if code := o.end(); code != 127 {
+		t.Errorf("exit %d, want 127: %s", code, o.screen)
+	}
+}
+
 // typing tries to put a command into the terminal at hand.
 const typing = `perl -e 'for (split //, "echo planted\n") { my $c = $_; ioctl(STDIN, 0x5412, $c) or exit 1 }'`
 

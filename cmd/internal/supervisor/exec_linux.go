@@ -61,7 +61,12 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 		default:
 		}
 	}()
-	st := s.start(req.Argv, mergeEnv(s.spec.Env, req.Env), dir)
+	// Our guest becomes the command, and tells one that cannot be started from one that fails.
+	guest := sandbox.GuestPath
+	if !s.spec.Sandboxed {
+		guest = s.spec.Policy.Guest
+	}
+	st := s.start(append([]string{guest, "exec", "--"}, req.Argv...), mergeEnv(s.spec.Env, req.Env), dir)
 	if s.spec.Sandboxed {
 		plan, err := s.compile()
 		if err != nil {
@@ -117,12 +122,8 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 	}
 	ours := os.NewFile(uintptr(pair[0]), "terminal")
 	defer ours.Close()
-	guest := sandbox.GuestPath
-	if !s.spec.Sandboxed {
-		guest = s.spec.Policy.Guest
-	}
 	st.Pass = theirs
-	st.Argv = append([]string{guest, "pty", "--rows", strconv.Itoa(int(req.TTY.Rows)), "--cols", strconv.Itoa(int(req.TTY.Cols)), strconv.Itoa(wire.ExtraFD), "--"}, req.Argv...)
+	st.Argv = append([]string{st.Argv[0], "pty", "--rows", strconv.Itoa(int(req.TTY.Rows)), "--cols", strconv.Itoa(int(req.TTY.Cols)), strconv.Itoa(wire.ExtraFD), "--"}, st.Argv...)
 	stderr, err := newPipe()
 	if err != nil {
 		return refuse(err)

@@ -573,6 +573,39 @@ func TestExecPassesStreamsAndCode(t *testing.T) {
 	}
 }
 
+// A command that cannot be started is told from one that fails, as in a shell.
+func TestExecOfWhatIsNoCommandEndsLikeAShell(t *testing.T) {
+	for _, sandboxed := range []bool{true, false} {
+		spec := agentOf(t)
+		if spec.Sandboxed = sandboxed; !sandboxed {
+			spec.Argv = []string{spec.Policy.Guest, "selftest"}
+		}
+		r := supervise(t, spec).ready()
+		script := filepath.Join(r.spec.Dir, "bare")
+		if err := os.WriteFile(script, []byte("echo bare $1; exit 5\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			argv []string
+			code int
+			word string
+		}{
+			{[]string{"no-such-command"}, 127, "no-such-command: not found"},
+			{[]string{"/no/such/command"}, 127, "/no/such/command: not found"},
+			{[]string{"--bind"}, 127, "--bind: not found"},
+			{[]string{"/etc/passwd"}, 126, "/etc/passwd: permission denied"},
+			{[]string{"/usr"}, 126, "/usr: is a directory"},
+			{[]string{"sh", "-c", "exit 1"}, 1, ""},
+			{[]string{script, "words"}, 5, "bare words"},
+		} {
+			out, stderr, code := r.exec("", c.argv...)
+			if code != c.code || !strings.Contains(out+stderr, c.word) {
+				t.Errorf("sandboxed %t, %q: %d, want %d: %q %q", sandboxed, c.argv, code, c.code, out, stderr)
+			}
+		}
+	}
+}
+
 func TestExecTakesPipesAndNothingElse(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	dir, err := os.Open(r.spec.Policy.Home)
