@@ -79,7 +79,7 @@ func (c *compiler) note(format string, args ...any) {
 // function of the policy and of what the host answers. An error is a *RefusedError or
 // names the path that is wrong.
 func Compile(p Policy, h Host) (*Plan, error) {
-	c := &compiler{p: p, h: h, rules: map[string]rule{}}
+	c := &compiler{p: p, h: &seen{Host: h, resolved: map[string]resolved{}}, rules: map[string]rule{}}
 	for _, step := range []func() error{c.check, c.system, c.etc, c.own, c.exposures, c.grants, c.run} {
 		if err := step(); err != nil {
 			return nil, err
@@ -103,6 +103,28 @@ func Compile(p Policy, h Host) (*Plan, error) {
 		Agent: p.Agent, Mounts: mounts, Network: p.Network, Nesting: p.Nesting,
 		DieWithParent: p.DieWithParent, Notes: c.notes,
 	}, nil
+}
+
+// seen is a host that is asked once what a path leads to: one plan is of one moment, and
+// the same few paths are compared with all the others. The launcher finds what changed since.
+type seen struct {
+	Host
+	resolved map[string]resolved
+}
+
+type resolved struct {
+	real string
+	kind Kind
+	err  error
+}
+
+func (s *seen) Resolve(path string) (string, Kind, error) {
+	r, ok := s.resolved[path]
+	if !ok {
+		r.real, r.kind, r.err = s.Host.Resolve(path)
+		s.resolved[path] = r
+	}
+	return r.real, r.kind, r.err
 }
 
 func (c *compiler) check() error {

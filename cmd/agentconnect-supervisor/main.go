@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -59,8 +60,9 @@ func run() int {
 	if err := supervisor.Harden(); err != nil {
 		return fail(1, err)
 	}
-	// It mostly waits: a small heap matters more than few collections.
-	debug.SetGCPercent(40)
+	// A start is short: garbage waits until it is done.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(startMemory)
 	// When the daemon is gone so is the reader of our stderr: a word there must not end us
 	// before the agent has ended. Caught and not ignored, since a runtime would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -68,18 +70,20 @@ func run() int {
 	defer stop()
 	opts := supervisor.Options{Log: log, Notify: notify, Build: version.Version}
 	var spec *wire.Spec
+	var manager *link
 	var err error
 	switch len(os.Args) {
 	case 1:
 		ctx = lifeline(ctx)
 		spec, err = supervisor.ReadSpec(os.NewFile(specFD, "spec"))
 	case 3:
+		manager = dial(ctx)
 		spec, err = managedSpec(ctx, log, os.Args[1], os.Args[2])
 	default:
 		err = errors.New("wrong arguments")
 	}
 	if err == nil && spec.Managed {
-		opts.Placer, err = placer(spec)
+		opts.Placer, err = placer(spec, manager)
 	}
 	var refused *supervisor.SpecError
 	switch {
@@ -162,8 +166,18 @@ func managedSpec(ctx context.Context, log *slog.Logger, id, socket string) (*wir
 	return spec, nil
 }
 
+// startMemory is for how much memory garbage is collected during a start, in bytes.
+const startMemory = 64 << 20
+
 // notify tells the service manager, or the daemon in its place; without one nobody.
-func notify(state string) { _, _ = daemon.SdNotify(false, state) }
+func notify(state string) {
+	_, _ = daemon.SdNotify(false, state)
+	if strings.HasPrefix(state, "READY=1") {
+		// From now on it mostly waits: a small heap matters more than few collections.
+		debug.SetMemoryLimit(math.MaxInt64)
+		debug.SetGCPercent(40)
+	}
+}
 
 // lifeline ends the context with the daemon that holds the other end of descriptor 4.
 func lifeline(ctx context.Context) context.Context {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"sync"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/scope"
@@ -12,17 +13,58 @@ import (
 	"agentconnect.md/sandbox/units"
 )
 
-// placer puts the agent's processes into scopes of the user manager.
-func placer(spec *wire.Spec) (supervisor.Placer, error) {
+// link is a connection to the user's manager that is made while other things are done.
+type link struct {
+	made chan struct{}
+	conn *dbusctl.Conn
+	err  error
+}
+
+func dial(ctx context.Context) *link {
+	l := &link{made: make(chan struct{})}
+	go func() {
+		defer close(l.made)
+		l.conn, l.err = connect(ctx)
+	}()
+	return l
+}
+
+func connect(ctx context.Context) (*dbusctl.Conn, error) {
+	return dbusctl.Connect(ctx, dbusctl.Here(os.Getenv("XDG_RUNTIME_DIR"), ""), nil)
+}
+
+// take gives the connection away, which is done once. Where there is none, it makes one.
+func (l *link) take(ctx context.Context) (*dbusctl.Conn, error) {
+	if l == nil {
+		return connect(ctx)
+	}
+	select {
+	case <-l.made:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if l.err != nil {
+		return connect(ctx) // the bus may have come meanwhile
+	}
+	return l.conn, nil
+}
+
+// placer puts the agent's processes into scopes of the user manager. The first placing
+// takes the connection of l, which may be nil.
+func placer(spec *wire.Spec, l *link) (supervisor.Placer, error) {
 	limits := wire.Limits{}
 	if spec.Limits != nil {
 		limits = *spec.Limits
 	}
-	place := dbusctl.Here(os.Getenv("XDG_RUNTIME_DIR"), "")
+	var mu sync.Mutex
 	return &scope.Placer{
 		Agent: spec.Agent, Limits: limits, Unbound: spec.ExecOnly,
 		Dial: func(ctx context.Context) (scope.Bus, error) {
-			conn, err := dbusctl.Connect(ctx, place, nil)
+			mu.Lock()
+			first := l
+			l = nil
+			mu.Unlock()
+			conn, err := first.take(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -40,7 +82,7 @@ const forgiveTime = 2 * time.Second
 func forgive(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), forgiveTime)
 	defer cancel()
-	conn, err := dbusctl.Connect(ctx, dbusctl.Here(os.Getenv("XDG_RUNTIME_DIR"), ""), nil)
+	conn, err := connect(ctx)
 	if err != nil {
 		return // it counts, then
 	}

@@ -3,14 +3,20 @@
 package main
 
 import (
+	"context"
 	"errors"
 
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
+// link is a connection to a service manager.
+type link struct{}
+
+func dial(context.Context) *link { return nil }
+
 // placer puts the agent's processes into scopes of the user manager.
-func placer(*wire.Spec) (supervisor.Placer, error) {
+func placer(*wire.Spec, *link) (supervisor.Placer, error) {
 	return nil, errors.New("supervision by systemd is not part of this build")
 }
 

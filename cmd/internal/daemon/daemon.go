@@ -556,14 +556,17 @@ func (d *Daemon) builder() *Builder {
 		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf}
 }
 
-// spec builds the spec of a start now, or refuses it.
-func (d *Daemon) spec(a *agent.Agent, socket string) (*wire.Spec, error) {
+// spec builds the spec of a start now, or refuses it. Compiled: whether the plan is looked at.
+func (d *Daemon) spec(a *agent.Agent, socket string, compiled bool) (*wire.Spec, error) {
 	b := d.builder()
 	if err := b.Judge(a); err != nil {
 		return nil, err
 	}
 	if err := d.gate(a); err != nil {
 		return nil, err
+	}
+	if !compiled {
+		return b.Uncompiled(a, socket)
 	}
 	return b.Spec(a, socket)
 }
@@ -611,17 +614,17 @@ func (d *Daemon) renew(id string) (*wire.Spec, error) {
 		}
 		d.log.Warn("configuration in force is used for the restart", "agent", id, "error", err)
 	}
-	return d.agentSpec(r, a, true)
+	return d.agentSpec(r, a, true, false)
 }
 
 // agentSpec builds the spec of the agent's own supervisor. With used it notes that this is
 // what runs from now on.
-func (d *Daemon) agentSpec(r *record, a *agent.Agent, used bool) (*wire.Spec, error) {
+func (d *Daemon) agentSpec(r *record, a *agent.Agent, used, compiled bool) (*wire.Spec, error) {
 	socket, err := d.run.Socket(a.ID + ".sock")
 	if err != nil {
 		return nil, err
 	}
-	spec, err := d.spec(a, socket)
+	spec, err := d.spec(a, socket, compiled)
 	if err != nil {
 		return nil, err
 	}
@@ -680,7 +683,7 @@ func (d *Daemon) startLocked(id string, r *record, again bool) (Pending, error) 
 	}
 	// Under a service manager the supervisor asks for its spec when it starts; where the
 	// agent runs already, nobody does.
-	spec, err := d.agentSpec(r, a, d.sup.Name() == "direct")
+	spec, err := d.agentSpec(r, a, d.sup.Name() == "direct", true)
 	if err != nil {
 		d.refuse(id, r, err)
 		return nil, err
@@ -791,7 +794,7 @@ func (d *Daemon) exec(ctx context.Context, id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	spec, err := d.spec(a, socket)
+	spec, err := d.spec(a, socket, true)
 	if err != nil {
 		return "", err
 	}

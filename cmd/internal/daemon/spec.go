@@ -216,6 +216,17 @@ func notFound(a *agent.Agent, err error) error {
 // are missing. In a sandboxed agent's case the plan is compiled here once, so that what
 // is wrong with the policy is said before anything starts.
 func (b *Builder) Spec(a *agent.Agent, socket string) (*wire.Spec, error) {
+	spec, err := b.Uncompiled(a, socket)
+	if err == nil && spec.Sandboxed {
+		if _, cerr := sandbox.Compile(spec.Policy, b.Host); cerr != nil {
+			return nil, refusedConfig(a, cerr)
+		}
+	}
+	return spec, err
+}
+
+// Uncompiled is Spec for a supervisor that runs: it compiles the plan in the next moment.
+func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) {
 	if err := b.Judge(a); err != nil {
 		return nil, err
 	}
@@ -229,11 +240,6 @@ func (b *Builder) Spec(a *agent.Agent, socket string) (*wire.Spec, error) {
 	p, err := b.policy(a, s)
 	if err != nil {
 		return nil, err
-	}
-	if a.Sandboxed() {
-		if _, err := sandbox.Compile(p, b.Host); err != nil {
-			return nil, refusedConfig(a, err)
-		}
 	}
 	env, err := b.env(a, s, p)
 	if err != nil {

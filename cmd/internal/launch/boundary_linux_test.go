@@ -470,6 +470,56 @@ func TestNothingRunsBeforeTheGateOpens(t *testing.T) {
 	}
 }
 
+// The launcher is placed while it builds the view: the gate waits for both, and a launcher
+// that fails ends the placing.
+func TestGateWaitsForTheViewAndThePlace(t *testing.T) {
+	b := newBox(t)
+	mark := filepath.Join(b.policy.Workspace, "ran")
+	s := b.start("/usr/bin/touch", mark)
+	asked, placed := make(chan struct{}), make(chan struct{})
+	s.Place = func(context.Context, int) error {
+		close(asked)
+		<-placed
+		return nil
+	}
+	type started struct {
+		p   *Process
+		err error
+	}
+	out := make(chan started, 1)
+	go func() {
+		p, err := s.Run(context.Background())
+		out <- started{p, err}
+	}()
+	<-asked
+	select {
+	case <-out:
+		t.Fatal("it started before it was placed")
+	case <-time.After(300 * time.Millisecond): // long enough to get there if nothing held it
+	}
+	if _, err := os.Lstat(mark); err == nil {
+		t.Fatal("it ran before it was placed")
+	}
+	close(placed)
+	o := <-out
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	<-o.p.Done()
+	if _, err := os.Lstat(mark); err != nil {
+		t.Errorf("placed, it did not run: %v", err)
+	}
+
+	s = b.start("/usr/bin/touch", mark)
+	s.Compile = func() (*sandbox.Plan, error) {
+		return &sandbox.Plan{Mounts: []sandbox.Mount{{Op: "nonsense"}}, Network: b.policy.Network}, nil
+	}
+	s.Place = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
+	if _, err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("a launcher that fails while it is placed: %v", err)
+	}
+}
+
 func TestBwrapRemovedOrReplacedAfterTheProbeIsAnError(t *testing.T) {
 	b := newBox(t)
 	mark := filepath.Join(b.policy.Workspace, "ran")

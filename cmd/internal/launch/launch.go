@@ -33,8 +33,9 @@ type Start struct {
 	// boundary; with one, the plan says.
 	DieWithParent bool
 	// Place runs between the fork and the opened gate, with the launcher's pid: here the
-	// process is put where its limits are. An error ends the start; nothing has run.
-	// Nil places nothing.
+	// process is put where its limits are, while the launcher builds the view. An error ends
+	// the start, after the launcher's own if it has one; nothing has run. Its context ends when
+	// the launcher fails. Nil places nothing.
 	Place func(ctx context.Context, pid int) error
 }
 

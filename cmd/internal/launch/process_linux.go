@@ -224,22 +224,35 @@ func endOf(ps *os.ProcessState, err error) End {
 	return End{Code: ws.ExitStatus(), Text: fmt.Sprintf("exit status %d", ws.ExitStatus())}
 }
 
-// passGate waits until the launcher is ready, places it, opens the gate and waits for
-// the exec.
+// passGate places the launcher and waits until it is ready, both at once; then it opens the
+// gate and waits for the exec. What the launcher has to say goes before what came of the placing.
 func (p *Process) passGate(ctx context.Context, gate *os.File, place func(context.Context, int) error) error {
 	stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
+	placing, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	placed := make(chan error, 1)
+	go func() {
+		var err error
+		if place != nil {
+			err = place(placing, p.PID)
+		}
+		placed <- err
+	}()
 	word, err := readWord(gate)
 	if err != nil {
-		return p.gateError(ctx, err)
+		err = p.gateError(ctx, err)
+	} else if !bytes.Equal(word, []byte(wire.GateReady)) {
+		err = launchError(word)
 	}
-	if !bytes.Equal(word, []byte(wire.GateReady)) {
-		return launchError(word)
+	if err != nil {
+		giveUp()
 	}
-	if place != nil {
-		if err := place(ctx, p.PID); err != nil {
-			return err
-		}
+	if perr := <-placed; err == nil {
+		err = perr
+	}
+	if err != nil {
+		return err
 	}
 	if _, err := gate.Write([]byte{wire.GateOpen}); err != nil {
 		return p.gateError(ctx, err)

@@ -60,6 +60,10 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement) (*p
 	p := &program{}
 	if s.opts.Placer != nil {
 		st.Place = func(ctx context.Context, pid int) (err error) {
+			if p.scope != nil {
+				p.scope.Close() // of a start that was tried before
+				p.scope = nil
+			}
 			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
 			return err
 		}

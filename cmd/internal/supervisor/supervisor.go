@@ -88,11 +88,16 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 	return &Supervisor{spec: spec, opts: opts, execDone: make(chan struct{}, 1)}, nil
 }
 
+// planError: the policy cannot be carried out here as things are.
+type planError struct{ error }
+
+func (e *planError) Unwrap() error { return e.error }
+
 // compile makes the plan anew from the policy and the host as it is now.
 func (s *Supervisor) compile() (*sandbox.Plan, error) {
 	plan, err := sandbox.Compile(s.spec.Policy, hostfacts.Host{})
 	if err != nil {
-		return nil, err
+		return nil, &planError{err}
 	}
 	s.mu.Lock()
 	s.plan = plan
@@ -398,14 +403,14 @@ func oneLine(text string) string {
 // stopped, 69 the boundary is unavailable, 78 the spec asks for what may not be, 1 else.
 func ExitCode(err error) int {
 	var unavailable *launch.UnavailableError
-	var refused *sandbox.RefusedError
+	var plan *planError
 	var limit *LimitError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &unavailable):
 		return 69
-	case errors.As(err, &refused), errors.As(err, &limit):
+	case errors.As(err, &plan), errors.As(err, &limit):
 		return 78
 	}
 	return 1

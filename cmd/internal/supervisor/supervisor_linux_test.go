@@ -522,7 +522,7 @@ func TestExitCodesTellWhetherToTryAgain(t *testing.T) {
 		"nothing to start":     {func(s *wire.Spec) { s.Argv = nil }, 78, "no runtime"},
 		"a missing program":    {func(s *wire.Spec) { s.Argv = []string{"/nonexistent/runtime"} }, 1, "exit status"},
 		"a boundary unmade":    {func(s *wire.Spec) { s.Bwrap = "" }, 78, "without bubblewrap"},
-		"a network mode later": {func(s *wire.Spec) { s.Policy.Network = "open" }, 1, "not yet available"},
+		"a network mode later": {func(s *wire.Spec) { s.Policy.Network = "open" }, 78, "not yet available"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := agentOf(t)

@@ -441,7 +441,10 @@ func (s *Supervision) watch(id string) {
 		s.o.Log.Warn("stops by hand are not noticed", "agent", id, "error", err)
 		return
 	}
-	for range changes {
+	for change := range changes {
+		if onTheWay(change) {
+			continue
+		}
 		switch s.byHand(id) {
 		case control.StateStopped:
 			s.wanted(id, false)
@@ -457,6 +460,21 @@ func (s *Supervision) watch(id string) {
 	}
 }
 
+// onTheWay reports that a change is none of the agent's being started or stopped. Most are
+// not, and to ask what is costs the manager more than most of what it does for a start.
+func onTheWay(c dbusctl.Change) bool {
+	if c.Look || c.Gone || slices.Contains(c.Stale, "ActiveState") {
+		return false
+	}
+	active, _ := c.Properties.String("ActiveState")
+	return active == "" || changing(active)
+}
+
+// changing: another state follows, and is said.
+func changing(active string) bool {
+	return active == "activating" || active == "deactivating" || active == "reloading"
+}
+
 // byHand says what a person did to the agent: it runs, or it is stopped although the last
 // wish, carried out long since, was that it runs; not by its own end, and not with the
 // whole session. Empty: neither.
@@ -467,6 +485,9 @@ func (s *Supervision) byHand(id string) string {
 	}
 	ctx, cancel := context.WithTimeout(s.life, askTime)
 	defer cancel()
+	if now, err := s.o.Conn.Active(ctx, units.ServiceName(id)); err == nil && changing(now) {
+		return ""
+	}
 	p, err := s.o.Conn.Properties(ctx, units.ServiceName(id))
 	if err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
 		return ""
