@@ -81,8 +81,10 @@ func (p Place) Check() error {
 			Remedy: "run: export XDG_RUNTIME_DIR=" + own,
 		}
 	}
+	// Root's came along through su, whether root has a manager or not.
+	others := filepath.Dir(p.RuntimeDir) == p.runUser && p.RuntimeDir != own
 	switch err := p.ownedDir(p.RuntimeDir); {
-	case errors.Is(err, ErrForeignRuntimeDir):
+	case errors.Is(err, ErrForeignRuntimeDir), errors.Is(err, fs.ErrNotExist) && others:
 		remedy := "run: export XDG_RUNTIME_DIR=" + own
 		if p.ownedDir(own) != nil {
 			remedy = p.enableLinger() + ", and then: export XDG_RUNTIME_DIR=" + own

@@ -51,7 +51,8 @@ func TestEachMissingPieceHasItsOwnMessageAndRemedy(t *testing.T) {
 	}{
 		{"a container without systemd", func(p *Place) { os.RemoveAll(p.booted) }, ErrNoUserManager, []string{"not the init", "--supervisor direct"}},
 		{"su without a login, no manager", func(p *Place) { p.RuntimeDir, p.runUser = "", p.runUser+"-absent" }, ErrNoRuntimeDir, []string{"loginctl enable-linger alice"}},
-		{"the directory is gone", func(p *Place) { os.RemoveAll(p.RuntimeDir) }, ErrNoUserManager, []string{"does not exist", "loginctl enable-linger alice"}},
+		{"the directory is gone", func(p *Place) { os.RemoveAll(p.RuntimeDir); p.RuntimeDir = filepath.Join(p.runUser, uidText(*p)) }, ErrNoUserManager, []string{"does not exist", "loginctl enable-linger alice"}},
+		{"root's directory, which is not there", func(p *Place) { p.RuntimeDir = filepath.Join(p.runUser, "0") }, ErrForeignRuntimeDir, []string{"su or sudo", "run-user/0", "export XDG_RUNTIME_DIR="}},
 		{"another user's directory", func(p *Place) { p.UID++ }, ErrForeignRuntimeDir, []string{"su or sudo", "export XDG_RUNTIME_DIR="}},
 		{"no manager", func(p *Place) { os.RemoveAll(filepath.Join(p.RuntimeDir, "systemd")) }, ErrNoUserManager, []string{"systemctl status user@"}},
 		{"no bus", func(p *Place) { os.Remove(p.Bus()) }, ErrNoBus, []string{"dbus-user-session", "start dbus.socket"}},

@@ -75,9 +75,12 @@ const (
 	startBurst      = 5
 	startInterval   = 300 * second
 
-	startTimeout     = 90 * second
-	stopTimeout      = 30 * second
-	scopeStopTimeout = 10 * second
+	startTimeout = 90 * second
+	stopTimeout  = 30 * second
+	// What is in a scope when systemd stops it lost its supervisor, which ends it in order
+	// otherwise. A sandbox that still came up does not hear of SIGTERM and waits this long,
+	// and the next start with it.
+	scopeStopTimeout = 3 * second
 
 	// storedFDs is room for the sealed spec and what may join it.
 	storedFDs = 8

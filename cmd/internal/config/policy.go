@@ -113,6 +113,8 @@ func (p *Policy) values() []Value {
 type Forbidden struct {
 	Agent   string
 	Reasons []Reason
+	// Required: the sandbox is off for it, and required.
+	Required bool
 }
 
 // Reason is one thing that is forbidden, by whom, and what to do.
@@ -130,8 +132,16 @@ func (e *Forbidden) Error() string {
 	return "agent " + e.Agent + " is not allowed: " + strings.Join(parts, "; ")
 }
 
-// ExitCode is 78.
-func (e *Forbidden) ExitCode() int { return ExitCode }
+// ExitCode is 69 where required mode refuses the agent, as it does where the sandbox cannot
+// start; else 78.
+func (e *Forbidden) ExitCode() int {
+	if e.Required {
+		return exitRefused
+	}
+	return ExitCode
+}
+
+const exitRefused = 69
 
 // CheckAgent judges an agent that is valid by itself. The error is a *Forbidden with
 // every reason. What an agent leaves to the defaults is never forbidden: AgentLimits
@@ -142,6 +152,7 @@ func CheckAgent(c *Config, a *agent.Agent) error {
 		f.Reasons = append(f.Reasons, Reason{field, fmt.Sprintf(why, args...), remedy})
 	}
 	if c.RequireSandbox && !a.Sandboxed() {
+		f.Required = true
 		add("runInSandbox", "run: agentconnect agent edit "+a.ID+" --sandbox", "is off, and the sandbox is required (%s)", c.source("security.requireSandbox"))
 	}
 	for _, p := range c.Policies {

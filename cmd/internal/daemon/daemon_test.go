@@ -299,7 +299,7 @@ func TestReloadWithAnErrorKeepsTheOldPolicy(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 	_, err = c.Start(t.Context(), "free")
-	answered(t, err, 78, "sandbox is required")
+	answered(t, err, 69, "sandbox is required")
 }
 
 func TestRequiredModeStopsAnUnsandboxedAgent(t *testing.T) {

@@ -81,7 +81,7 @@ func TestRequiredBeatsTheEnvironmentAndConfigShowsWhereItCameFrom(t *testing.T) 
 	if !found {
 		t.Errorf("not listed: %s", raw)
 	}
-	s.fails(78, []string{"sandbox is required"}, "agent", "add", "free", "--runtime", "selftest", "--no-sandbox")
+	s.fails(69, []string{"sandbox is required"}, "agent", "add", "free", "--runtime", "selftest", "--no-sandbox")
 	s.namespace(noBoundary)
 	s.launch()
 	if code := s.wait(); code != 69 {
@@ -124,7 +124,7 @@ func TestWithoutABoundaryASandboxedAgentNeverRunsAndOneThatWasSetFreeDoes(t *tes
 	// Required from now on: the free one has to stop, too.
 	s.write(filepath.Join(s.root, "config.json"), `{"security":{"requireSandbox":true}}`)
 	s.until("bob is stopped", func() bool { return s.agent("bob").State == control.StateRefused })
-	s.fails(78, []string{"sandbox is required"}, "agent", "start", "bob")
+	s.fails(69, []string{"sandbox is required"}, "agent", "start", "bob")
 }
 
 func TestBwrapUnusableAfterTheProbeIsAnErrorAndNoStart(t *testing.T) {

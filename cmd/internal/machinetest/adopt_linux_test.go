@@ -87,7 +87,7 @@ func TestRequiredModeStopsAgentsWithoutBoundary(t *testing.T) {
 	if now := m.show(service("alice"), "MainPID"); now != confined {
 		t.Error("the sandboxed agent was restarted")
 	}
-	m.fails(m.ac("agent", "start", "free"), 78, "required")
+	m.fails(m.ac("agent", "start", "free"), 69, "required")
 	m.logged("free", "-u", "agentconnect.service")
 	m.fails(m.ctl("start", "agent@free"), 1)
 	m.gone("free")
