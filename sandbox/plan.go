@@ -75,6 +75,9 @@ type Plan struct {
 	Network       NetworkMode `json:"network"`
 	Nesting       bool        `json:"nesting"`
 	DieWithParent bool        `json:"dieWithParent"`
+	// OldBwrap: the bubblewrap that is to carry it out cannot disable user namespaces; whoever
+	// starts it says so.
+	OldBwrap bool `json:"oldBwrap,omitempty"`
 	// Notes are things that an operator should know about this plan.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -162,7 +165,7 @@ func (p *Plan) BwrapArgs(tree, dir string, seccompFD, infoFD int) []string {
 		"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
 		"--cap-drop", "ALL",
 	}
-	if !p.Nesting {
+	if !p.Nesting && !p.OldBwrap {
 		args = append(args, "--disable-userns")
 	}
 	if p.DieWithParent {

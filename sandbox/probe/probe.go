@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"agentconnect.md/sandbox/sandbox"
 )
 
 // Result levels of a check.
@@ -62,8 +64,8 @@ var codes = map[string]struct{ title, remedy string }{
 		"install a newer kernel: `sudo apt install linux-image-amd64` and reboot"},
 	CodeBwrapMissing: {"bubblewrap is installed and runs",
 		"install it: `sudo apt install bubblewrap`"},
-	CodeBwrapOld: {"bubblewrap is new enough (0.8.0)",
-		"upgrade it: `sudo apt install bubblewrap` from Debian 12, Ubuntu 24.04 or newer"},
+	CodeBwrapOld: {"bubblewrap is new enough (0.6.0)",
+		"upgrade it: `sudo apt install bubblewrap` from Debian 12, Ubuntu 22.04 or newer"},
 	CodeRgMissing: {"ripgrep is a program that runs",
 		"install it: `sudo apt install ripgrep` (a shell function or alias does not do)"},
 	CodeSocatMissing: {"socat is a program that runs",
@@ -138,9 +140,6 @@ type Host interface {
 // Bwrap is where bubblewrap must lie: the path that AppArmor profiles name.
 const Bwrap = "/usr/bin/bwrap"
 
-// minBwrap is the first version with --disable-userns.
-var minBwrap = [3]int{0, 8, 0}
-
 // Run makes every check. It always gives a result, whatever the host is.
 func Run(ctx context.Context, h Host, r Runner, now time.Time) Result {
 	p := &run{host: h, runner: r}
@@ -208,9 +207,12 @@ func (p *run) bwrap(ctx context.Context) bool {
 		return p.add(CodeBwrapMissing, Failed, err.Error())
 	}
 	p.add(CodeBwrapMissing, OK, Bwrap)
-	v, ok := version(line)
-	if !ok || less(v, minBwrap) {
+	v, ok := sandbox.ParseBwrapVersion(line)
+	if !ok || v.Before(sandbox.BwrapOldest) {
 		return p.add(CodeBwrapOld, Failed, line)
+	}
+	if !v.DisablesUserns() {
+		line += ": it lacks --disable-userns (0.8.0), which is the second lock on user namespaces inside; the system call filter, which is the first, holds"
 	}
 	return p.add(CodeBwrapOld, OK, line)
 }
@@ -328,21 +330,3 @@ func (p *run) nested(ctx context.Context) bool {
 
 // FindingNested is the What of the finding about an inner sandbox.
 const FindingNested = "nested"
-
-func version(line string) (v [3]int, ok bool) {
-	fields := strings.Fields(line)
-	if len(fields) == 0 {
-		return v, false
-	}
-	n, err := fmt.Sscanf(fields[len(fields)-1], "%d.%d.%d", &v[0], &v[1], &v[2])
-	return v, err == nil && n == 3
-}
-
-func less(a, b [3]int) bool {
-	for i := range a {
-		if a[i] != b[i] {
-			return a[i] < b[i]
-		}
-	}
-	return false
-}

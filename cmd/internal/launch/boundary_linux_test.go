@@ -36,6 +36,7 @@ type box struct {
 	t      *testing.T
 	bin    string
 	home   string
+	bwrap  string
 	policy sandbox.Policy
 }
 
@@ -51,7 +52,7 @@ func newBox(t *testing.T) *box {
 	write(t, filepath.Join(dir, "agent.json"), "{}")
 	write(t, filepath.Join(home, ".ssh", "id"), "KEY")
 	bin := testhost.Bin(t)
-	return &box{t: t, bin: bin, home: home, policy: sandbox.Policy{
+	return &box{t: t, bin: bin, home: home, bwrap: "/usr/bin/bwrap", policy: sandbox.Policy{
 		Agent: "a1", UID: os.Getuid(), GID: os.Getgid(), User: "alice", Home: home, Root: root,
 		AgentDir: dir, HomeDir: dir + "/home", TmpDir: dir + "/tmp", MemoryDir: dir + "/memory",
 		Workspace: dir + "/workspace", Read: sandbox.ReadSystem, Guest: filepath.Join(bin, "agentconnect-guest"),
@@ -78,7 +79,7 @@ func write(t testing.TB, path, text string) string {
 
 func (b *box) start(argv ...string) *Start {
 	return &Start{
-		Launcher: filepath.Join(b.bin, "agentconnect-launch"), Bwrap: "/usr/bin/bwrap", Argv: argv,
+		Launcher: filepath.Join(b.bin, "agentconnect-launch"), Bwrap: b.bwrap, Argv: argv,
 		Compile: func() (*sandbox.Plan, error) { return sandbox.Compile(b.policy, hostfacts.Host{}) },
 		Env:     []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + b.home, "LANG=C.UTF-8"}, Dir: b.policy.Workspace,
 	}
@@ -649,6 +650,74 @@ func TestNestedSandboxOnlyWhereNestingIsOn(t *testing.T) {
 	b.refused("unshare -Ur true")
 	b.policy.Nesting = true
 	b.sh(inner)
+}
+
+func TestBubblewrapThatCannotDisableUsernsHoldsByTheFilter(t *testing.T) {
+	for version, old := range map[string]bool{"0.6.1": true, "0.8.0": false} {
+		b := newBox(t)
+		// It says that it is of that version, keeps its options, and is the real one. Not below
+		// /tmp, which the launcher covers.
+		b.bwrap = write(t, filepath.Join(b.home, "bin", "bwrap"), "#!/bin/sh\n[ \"$1\" = --version ] && echo bubblewrap "+version+
+			" && exit\n[ \"$1\" = --args ] && cat \"/proc/self/fd/$2\" >\"$0.args\"\nexec /usr/bin/bwrap \"$@\"\n")
+		if err := os.Chmod(b.bwrap, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		b.usernsRefused()
+		args, err := os.ReadFile(b.bwrap + ".args")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if passed := strings.Contains(string(args), "\x00--disable-userns\x00"); passed == old {
+			t.Errorf("%s: --disable-userns passed: %v", version, passed)
+		}
+	}
+}
+
+// AGENTCONNECT_TEST_OLD_BWRAP is a real one; packaging/dev/old-bwrap.sh fetches it.
+func TestRealOldBubblewrap(t *testing.T) {
+	bwrap := os.Getenv("AGENTCONNECT_TEST_OLD_BWRAP")
+	if bwrap == "" {
+		t.Skip("needs AGENTCONNECT_TEST_OLD_BWRAP=bubblewrap 0.6.1 (packaging/dev/old-bwrap.sh prints its path)")
+	}
+	if !oldBwrap(t.Context(), bwrap) {
+		t.Fatalf("%s is not old", bwrap)
+	}
+	b := newBox(t)
+	b.bwrap = bwrap
+	b.usernsRefused()
+	b.policy.Nesting = true
+	b.sh("bwrap --ro-bind / / --proc /proc --dev /dev --unshare-all true")
+}
+
+// usernsRefused tries each way to a user namespace from inside.
+func (b *box) usernsRefused() {
+	b.t.Helper()
+	b.refused("bwrap --ro-bind / / --proc /proc --dev /dev --unshare-all true")
+	b.refused("unshare -U true")
+	b.refused("unshare -Ur true")
+	// Into the one that is there: a process inside shares it, so there is nothing to enter.
+	if out, code := b.run("/bin/sh", "-c", "nsenter --user=/proc/1/ns/user true"); code == 0 {
+		b.t.Errorf("a user namespace was entered: %s", out)
+	}
+}
+
+func TestOnlyAVersionThatIsKnownToBeOldIsOld(t *testing.T) {
+	for script, want := range map[string]bool{
+		"echo bubblewrap 0.6.1": true, "echo bubblewrap 0.7.0": true,
+		"echo bubblewrap 0.8.0": false, "echo bubblewrap 0.11.0": false, "echo bubblewrap 1.0.0": false,
+		"echo something else": false, "exit 1": false, "echo bubblewrap 0.6.1; exit 1": false, "": false,
+	} {
+		path := filepath.Join(t.TempDir(), "bwrap")
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got := oldBwrap(t.Context(), path); got != want {
+			t.Errorf("%q: old is %v, want %v", script, got, want)
+		}
+	}
+	if oldBwrap(t.Context(), "/nonexistent/bwrap") {
+		t.Error("one that is not there is old")
+	}
 }
 
 func TestHostNetworkModeSharesTheNetworkAndNothingElse(t *testing.T) {

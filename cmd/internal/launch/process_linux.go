@@ -48,10 +48,13 @@ func (p *Process) End() End { return p.end }
 func (s *Start) once(ctx context.Context) (*Process, error) {
 	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil}
 	if s.Compile != nil {
+		old := make(chan bool, 1)
+		go func() { old <- oldBwrap(ctx, s.Bwrap) }()
 		plan, err := s.Compile()
 		if err != nil {
 			return nil, err
 		}
+		plan.OldBwrap = <-old
 		filter, err := seccomp.Filter(runtime.GOARCH, seccomp.Options{Nesting: plan.Nesting})
 		if err != nil {
 			return nil, &UnavailableError{Err: err}
@@ -514,6 +517,23 @@ func children(pid int) []int {
 	}
 	return out
 }
+
+// oldBwrap reports whether this bubblewrap is known to lack --disable-userns. One that does
+// not tell its version gets the option, and refuses it if it has none.
+func oldBwrap(ctx context.Context, path string) bool {
+	ctx, cancel := context.WithTimeout(ctx, versionWait)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	cmd.Env = []string{}
+	cmd.WaitDelay = versionWait
+	out, err := cmd.Output()
+	line, _, _ := strings.Cut(string(out), "\n")
+	v, ok := sandbox.ParseBwrapVersion(line)
+	return err == nil && ok && !v.DisablesUserns()
+}
+
+// versionWait is how long bubblewrap may take to tell its version.
+const versionWait = 5 * time.Second
 
 func executable(path string) error {
 	st, err := os.Stat(path)

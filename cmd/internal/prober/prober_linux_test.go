@@ -111,6 +111,23 @@ func TestBwrapMissingOrOld(t *testing.T) {
 	want(t, p.Run(t.Context()), probe.CodeBwrapOld)
 }
 
+// Ubuntu 22.04 has 0.6.1, which does with one lock less, and the probe says which.
+func TestBwrapWithoutDisableUsernsWillDo(t *testing.T) {
+	p := newProber(t)
+	// Not below /tmp, which the launcher covers.
+	p.Bwrap = filepath.Join(p.Home, "bwrap")
+	if err := os.Rename(script(t, `[ "$1" = --version ] && { echo bubblewrap 0.6.1; exit; }; exec /usr/bin/bwrap "$@"`), p.Bwrap); err != nil {
+		t.Fatal(err)
+	}
+	r := p.Run(t.Context())
+	want(t, r, probe.CodeOK)
+	for _, c := range r.Checks {
+		if c.Code == probe.CodeBwrapOld && !strings.Contains(c.Detail, "--disable-userns") {
+			t.Errorf("what is lost is not said: %+v", c)
+		}
+	}
+}
+
 func TestToolsAreProgramsThatRun(t *testing.T) {
 	p := newProber(t)
 	// A shell function of that name does not help.
