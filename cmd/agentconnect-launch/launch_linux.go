@@ -61,6 +61,9 @@ func launch() *wire.LaunchError {
 		if err := dropPrivileges(); err != nil {
 			return &wire.LaunchError{Step: "drop privileges", Err: err.Error()}
 		}
+		if err := keepProfile("/proc/thread-self/attr"); err != nil {
+			return &wire.LaunchError{Step: "keep the AppArmor profile", Err: err.Error()}
+		}
 	}
 	err = syscall.Exec(path, argv, spec.Env)
 	return &wire.LaunchError{Step: "execute", Path: path, Err: err.Error()}

@@ -3,6 +3,7 @@
 //	agentconnect-supervisor                    started by the daemon: the sealed spec is descriptor 3
 //	agentconnect-supervisor ID SPEC-SOCKET     started by the user's service manager: the spec comes from
 //	                                           the daemon, or from the service's file descriptor store
+//	agentconnect-supervisor probe              for "agentconnect probe": tries the boundary, starts no agent
 package main
 
 import (
@@ -41,6 +42,9 @@ const (
 func main() { os.Exit(run()) }
 
 func run() int {
+	if len(os.Args) == 2 && os.Args[1] == probeWord {
+		return runProbe()
+	}
 	agent := ""
 	if len(os.Args) > 1 {
 		agent = os.Args[1]

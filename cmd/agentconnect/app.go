@@ -4,15 +4,20 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +29,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
+	"agentconnect.md/sandbox/sandbox/probe"
 )
 
 // app is one run of the command line.
@@ -223,15 +229,43 @@ func (a *app) warn(format string, args ...any) {
 // prober probes this host for root with the given programs.
 func (a *app) prober(cfg *config.Config, set programs.Set) daemon.Prober {
 	return func(ctx context.Context, runDir string) control.Probe {
-		p := prober.Prober{User: userName(a.uid), UserID: a.uid, GroupID: os.Getgid(), Home: cfg.Home, Root: cfg.Root,
-			RuntimeDir: runDir, Launcher: set.Launcher, Guest: set.Guest}
-		r := p.Run(ctx)
+		r, err := probeBy(ctx, set.Supervisor, prober.Prober{User: userName(a.uid), UserID: a.uid, GroupID: os.Getgid(),
+			Home: cfg.Home, Root: cfg.Root, RuntimeDir: runDir, Launcher: set.Launcher, Guest: set.Guest})
+		if err != nil {
+			return *failedProbe(err)
+		}
 		out := control.Probe{OK: r.OK, Code: r.Code, At: r.At, Checks: []control.Check{}}
 		for _, c := range r.Checks {
 			out.Checks = append(out.Checks, control.Check(c))
 		}
 		return out
 	}
+}
+
+// probeBy probes in the program that starts agents: what the host allows may hang on it.
+func probeBy(ctx context.Context, supervisor string, p prober.Prober) (*probe.Result, error) {
+	question, err := json.Marshal(p)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, supervisor, "probe")
+	cmd.Stdin = bytes.NewReader(question)
+	// It takes its canaries away before it ends.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	answer, err := cmd.Output()
+	var said *exec.ExitError
+	if errors.As(err, &said) {
+		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(said.Stderr)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the probe did not run: %s: %w", supervisor, err)
+	}
+	var r probe.Result
+	if err := json.Unmarshal(answer, &r); err != nil {
+		return nil, fmt.Errorf("the probe's result: %w", err)
+	}
+	return &r, nil
 }
 
 func userName(uid int) string {
