@@ -19,6 +19,9 @@ programs := agentconnect agentconnect-supervisor agentconnect-launch agentconnec
 
 export GOFLAGS ?= -buildvcs=false
 AC_VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo dev)
+bin ?= bin
+native ?= bin/native
+GO_BUILDMODE ?=
 ldflags := -s -w -X agentconnect.md/sandbox/cmd/internal/version.Version=$(AC_VERSION)
 FUZZTIME ?= 10s
 PKG ?=
@@ -29,17 +32,41 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build install run test test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
+.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
 	here-run here-test here-check here-bench here-fuzz here-cross
 
 build: ## the programs, static, into bin/
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(ldflags)' -o bin/ $(addprefix ./cmd/,$(programs))
+	CGO_ENABLED=0 go build -trimpath $(addprefix -buildmode=,$(GO_BUILDMODE)) -ldflags '$(ldflags)' -o $(bin)/ $(addprefix ./cmd/,$(programs))
 
-install: build ## programs and user units below DESTDIR, where the units expect them
-	install -d $(DESTDIR)/usr/bin $(DESTDIR)/usr/libexec/agentconnect-sandbox $(DESTDIR)/usr/lib/systemd/user
-	install -m 0755 bin/agentconnect $(DESTDIR)/usr/bin/
-	install -m 0755 bin/agentconnect-supervisor bin/agentconnect-launch bin/agentconnect-guest $(DESTDIR)/usr/libexec/agentconnect-sandbox/
+# The pages of commands and the completions come out of the program itself. A program for
+# another machine cannot be asked here: then one for this machine is built into $(native).
+pages: build ## man pages and shell completions, into bin/man and bin/completions
+	@teller=$(bin)/agentconnect; \
+	if [ "$$(go env GOOS)/$$(go env GOARCH)" != "$$(go env GOHOSTOS)/$$(go env GOHOSTARCH)" ]; then \
+		GOOS=$$(go env GOHOSTOS) GOARCH=$$(go env GOHOSTARCH) CGO_ENABLED=0 go build -trimpath -ldflags '$(ldflags)' -o $(native)/ ./cmd/agentconnect; \
+		teller=$(native)/agentconnect; \
+	fi; \
+	rm -rf $(bin)/man $(bin)/completions; \
+	mkdir -p $(bin)/man $(bin)/completions; \
+	cp packaging/man/* $(bin)/man/; \
+	"$$teller" man $(bin)/man; \
+	for shell in bash zsh fish; do "$$teller" completion $$shell >$(bin)/completions/$$shell; done
+
+install: build pages install-files ## all of it below DESTDIR, where the units expect it
+
+install-files: # what is built already
+	install -d $(addprefix $(DESTDIR)/usr/,bin libexec/agentconnect-sandbox lib/systemd/user share/agentconnect-sandbox/apparmor share/man/man1 share/man/man5 share/man/man7 \
+		share/bash-completion/completions share/zsh/vendor-completions share/fish/vendor_completions.d share/doc/agentconnect-sandbox)
+	install -m 0755 $(bin)/agentconnect $(DESTDIR)/usr/bin/
+	install -m 0755 $(bin)/agentconnect-supervisor $(bin)/agentconnect-launch $(bin)/agentconnect-guest $(DESTDIR)/usr/libexec/agentconnect-sandbox/
 	install -m 0644 packaging/systemd/user/* $(DESTDIR)/usr/lib/systemd/user/
+	install -m 0644 packaging/apparmor/* $(DESTDIR)/usr/share/agentconnect-sandbox/apparmor/
+	for section in 1 5 7; do install -m 0644 $(bin)/man/*.$$section $(DESTDIR)/usr/share/man/man$$section/; done
+	install -m 0644 $(bin)/completions/bash $(DESTDIR)/usr/share/bash-completion/completions/agentconnect
+	install -m 0644 $(bin)/completions/zsh $(DESTDIR)/usr/share/zsh/vendor-completions/_agentconnect
+	install -m 0644 $(bin)/completions/fish $(DESTDIR)/usr/share/fish/vendor_completions.d/agentconnect.fish
+	install -m 0644 README.md docs/*.md $(DESTDIR)/usr/share/doc/agentconnect-sandbox/
+	cp -R --no-preserve=mode,ownership packaging/examples $(DESTDIR)/usr/share/doc/agentconnect-sandbox/
 
 run:
 	@$(enter) run $(MAKE) --no-print-directory here-run
@@ -63,6 +90,23 @@ test-chaos: ## random kills, stops and restarts; AGENTCONNECT_TEST_CHAOS=300s ma
 
 test-limits: ## real memory, cpu and task limits, under user-mode Linux
 	$(call on_suites,$(machines)/limits-test.sh -s $$suite)
+
+# ---- the Debian package ----
+
+dist: ## dist/agentconnect-sandbox_VERSION.tar.xz, with the vendored modules
+	@packaging/deb/dist.sh
+
+deb: ## dist/*.deb: the package, built offline from the tarball; ARCH=arm64 for another machine
+	@packaging/deb/build.sh $(if $(ARCH),-a $(ARCH))
+
+repo: ## dist/repo: a signed apt repository of dist/*.deb; KEY=FINGERPRINT signs with a key of yours
+	@packaging/deb/repo.sh $(if $(KEY),-k $(KEY)) dist/repo dist/*.deb
+
+test-deb: ## the package: built, checked, installed, upgraded and removed in clean machines
+	@packaging/dev/deb/test.sh $(SUITES)
+
+test-apparmor: ## the profile, on an emulated machine whose kernel has AppArmor; minutes
+	@packaging/dev/deb/apparmor-test.sh
 
 lint:
 	@$(enter) lint packaging/dev/lint.sh

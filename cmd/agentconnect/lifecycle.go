@@ -102,9 +102,15 @@ func notify(state string) { _, _ = sd.SdNotify(false, state) }
 var errNoManager = errors.New("no user manager here; run `agentconnect run` (for example in a terminal or under your init)")
 
 func (a *app) upCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "up", Short: "start the daemon as a service", Args: a.args(0, 0),
+	var linger bool
+	c := &cobra.Command{
+		Use: "up", Short: "start the daemon as a service of yours, now and with each session", Args: a.args(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
+			if linger {
+				if err := a.linger(c.Context()); err != nil {
+					return err
+				}
+			}
 			s, err := a.site()
 			if err != nil {
 				return err
@@ -115,6 +121,8 @@ func (a *app) upCommand() *cobra.Command {
 			return a.up(c.Context())
 		},
 	}
+	c.Flags().BoolVar(&linger, "linger", false, "start at boot, too, and go on after you log out")
+	return c
 }
 
 func (a *app) downCommand() *cobra.Command {

@@ -175,6 +175,12 @@ func shadowed(ctx context.Context, conn *dbusctl.Conn) error {
 // up enables and starts the daemon's unit.
 func (a *app) up(ctx context.Context) error {
 	conn, err := a.connect(ctx)
+	if errors.Is(err, dbusctl.ErrNoBus) {
+		// A manager that was up before the bus was installed has none until somebody asks.
+		if serr := exec.CommandContext(ctx, "systemctl", "--user", "start", "dbus.socket").Run(); serr == nil {
+			conn, err = a.connect(ctx)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNoManager, err)
 	}
@@ -192,7 +198,20 @@ func (a *app) up(ctx context.Context) error {
 		return err
 	}
 	if err := a.place().Lingering(); err != nil {
-		a.warn("%v", err)
+		a.warn("%v, or: agentconnect up --linger", err)
+	}
+	return nil
+}
+
+// linger has the manager start at boot and outlive the last session. A user may ask that
+// for himself where polkit is installed.
+func (a *app) linger(ctx context.Context) error {
+	if a.place().Lingering() == nil {
+		return nil
+	}
+	out, err := exec.CommandContext(ctx, "loginctl", "--no-ask-password", "enable-linger").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("linger: loginctl: %s: %w; run: sudo loginctl enable-linger %s", strings.TrimSpace(string(out)), err, userName(a.uid))
 	}
 	return nil
 }

@@ -28,6 +28,8 @@ func unitProber(*manager, string) daemon.Prober { return nil }
 
 func (a *app) up(context.Context) error { return errNoManager }
 
+func (a *app) linger(context.Context) error { return errNoManager }
+
 func (a *app) downUnit(context.Context) (bool, error) { return false, nil }
 
 func (a *app) restartUnit(context.Context) error { return errNoManager }

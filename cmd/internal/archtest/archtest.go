@@ -154,7 +154,7 @@ var topLevel = []string{
 }
 
 // unshipped are what git, a build and editors leave there: all of them ignored by git.
-var unshipped = []string{".git", "bin", ".idea", ".vscode", ".DS_Store"}
+var unshipped = []string{".git", "bin", "dist", "vendor", ".idea", ".vscode", ".DS_Store"}
 
 // programs are the commands that must exist.
 var programs = []string{

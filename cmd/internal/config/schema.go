@@ -72,6 +72,18 @@ var policySettings = []setting{
 	{key: "limitMax.tasks", kind: number, check: atLeast(1)},
 }
 
+// Keys lists every key that has an effect, those of the policy object included.
+func Keys() []string {
+	var keys []string
+	for _, s := range settings {
+		keys = append(keys, s.key)
+	}
+	for _, s := range policySettings {
+		keys = append(keys, "policy."+s.key)
+	}
+	return append(keys, maps...)
+}
+
 // withoutEffect are AgentConnect's keys that nothing here acts on. quiet ones are kept
 // without a warning: every file of AgentConnect has them.
 var withoutEffect = map[string]bool{ // key: whether a warning names it

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Boots the test machine, runs one command in it, and powers it off:
 #
-#	machine.sh [-s bookworm|trixie] [-b DIR] [-u tester|guest|root] [-i] [-l DIR] -- COMMAND [ARG]…
+#	machine.sh [-s bookworm|trixie] [-R ROOT] [-b DIR] [-u tester|guest|root] [-i] [-l DIR] -- COMMAND [ARG]…
 #
 #	-s  the Debian release (default bookworm: systemd 252; trixie: systemd 257)
+#	-R  another root than that release's, made of it
 #	-b  a folder of the host, read-only at /opt/test in the machine; what lies in its folder root/
 #	    is copied over the machine's root before it boots, as an installed package would be
 #	-u  who runs the command (default tester: in a scope of the lingering user's manager;
@@ -132,10 +133,11 @@ fi
 
 # ---- the outer half ----
 
-suite=bookworm bind='' user=tester interactive=no logs=''
-while getopts s:b:u:il: opt; do
+suite=bookworm root='' bind='' user=tester interactive=no logs=''
+while getopts s:R:b:u:il: opt; do
 	case "$opt" in
 	s) suite=$OPTARG ;;
+	R) root=$(readlink -e "$OPTARG") ;;
 	b) bind=$(readlink -e "$OPTARG") ;;
 	u) user=$OPTARG ;;
 	i) interactive=yes ;;
@@ -149,7 +151,7 @@ case "$user" in tester | guest | root) ;; *) say "no such user: $user" && exit 2
 [ "$(id -u)" -eq 0 ] || { say "run this as root" && exit 1; }
 
 "$here/packages.sh"
-root=$("$here/root.sh" "$suite")
+[ -n "$root" ] || root=$("$here/root.sh" "$suite")
 # Held by every machine that uses this root, so that root.sh does not remove it.
 exec 7<"$root"
 flock -s 7
