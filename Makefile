@@ -32,10 +32,10 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
+.PHONY: build pages install install-files dist deb repo test-deb run test test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
 	here-run here-test here-check here-bench here-fuzz here-cross
 
-build: ## the programs, static, into bin/
+build: ## the programs into bin/, static (but with GO_BUILDMODE=pie, as the package has them)
 	CGO_ENABLED=0 go build -trimpath $(addprefix -buildmode=,$(GO_BUILDMODE)) -ldflags '$(ldflags)' -o $(bin)/ $(addprefix ./cmd/,$(programs))
 
 # The pages of commands and the completions come out of the program itself. A program for
@@ -104,9 +104,6 @@ repo: ## dist/repo: a signed apt repository of dist/*.deb; KEY=FINGERPRINT signs
 
 test-deb: ## the package: built, checked, installed, upgraded and removed in clean machines
 	@packaging/dev/deb/test.sh $(SUITES)
-
-test-apparmor: ## the profile, on an emulated machine whose kernel has AppArmor; minutes
-	@packaging/dev/deb/apparmor-test.sh
 
 lint:
 	@$(enter) lint packaging/dev/lint.sh

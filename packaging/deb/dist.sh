@@ -51,6 +51,24 @@ if [ "$version" != "$own" ]; then
 	mv changelog.new debian/changelog
 fi
 GOFLAGS='' go mod vendor
+# A module may come and go with a branch: what is said of one that is not here is left out.
+awk -v RS= -v ORS='\n\n' '
+	/^Files: vendor\// {
+		n = split($0, line, "\n"); out = ""; here = 0
+		for (i = 1; i <= n; i++) {
+			name = line[i]; sub(/^Files:/, "", name); gsub(/^ +/, "", name)
+			if (name ~ /^vendor\//) {
+				sub(/\/\*$/, "", name)
+				if (system("test -d " name) != 0) continue
+				sub(/^(Files:)? +/, here++ ? "       " : "Files: ", line[i])
+			}
+			out = out (out == "" ? "" : "\n") line[i]
+		}
+		if (here) print out
+		next
+	}
+	{ print }' debian/copyright >copyright.new
+mv copyright.new debian/copyright
 missing=0
 while read -r module; do
 	grep -q "^ *\(Files:\)\? *vendor/$module/\*$" debian/copyright || { say "debian/copyright has nothing for vendor/$module/*: add who holds its copyright and the licence" && missing=1; }

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes a signed apt repository, a folder for any web server:
 #
-#	repo.sh [-k FINGERPRINT] [-u URL] DIR DEB…
+#	repo.sh [-k FINGERPRINT] [-d DIR] [-u URL] DIR DEB…
 #
-#	-k  sign with this secret key of gpg's keyring; without it a key is made in DIR.key (keep it)
+#	-k  sign with this secret key of gpg's keyring
+#	-d  without -k: the folder of a key of its own, made when it is missing (default DIR.key; keep it)
 #	-u  where the folder will be served (default: its own path, as file:)
 #
 # Debs of several versions and architectures go together. Beside the packages lie the public key
@@ -13,16 +14,17 @@ set -euo pipefail
 umask 022
 
 say() { printf '%s\n' "repo: $*" >&2; }
-key='' url=''
-while getopts k:u: opt; do
+key='' keys='' url=''
+while getopts k:d:u: opt; do
 	case "$opt" in
 	k) key=$OPTARG ;;
+	d) keys=$OPTARG ;;
 	u) url=$OPTARG ;;
 	*) exit 2 ;;
 	esac
 done
 shift $((OPTIND - 1))
-[ $# -ge 2 ] || { say "usage: repo.sh [-k FINGERPRINT] [-u URL] DIR DEB…" && exit 2; }
+[ $# -ge 2 ] || { say "usage: repo.sh [-k FINGERPRINT] [-d DIR] [-u URL] DIR DEB…" && exit 2; }
 for program in apt-ftparchive gpg; do
 	command -v "$program" >/dev/null || { say "$program is missing: sudo apt-get install apt-utils gpg" && exit 1; }
 done
@@ -31,14 +33,17 @@ dir=$(cd "$1" && pwd -P)
 shift
 gpg=(gpg --batch --quiet)
 if [ -z "$key" ]; then
-	mkdir -p -m 0700 "$dir.key"
-	gpg+=(--homedir "$dir.key")
-	if [ ! -s "$dir.key/fingerprint" ]; then
-		say "making a signing key in $dir.key: keep it, for whoever installed from here trusts it alone"
+	keys=${keys:-$dir.key}
+	mkdir -p -m 0700 "$keys"
+	gpg+=(--homedir "$keys")
+	# Its agent would outlive us.
+	trap 'GNUPGHOME=$keys gpgconf --kill gpg-agent 2>/dev/null || true' EXIT
+	if [ ! -s "$keys/fingerprint" ]; then
+		say "making a signing key in $keys: keep it, for whoever installed from here trusts it alone"
 		"${gpg[@]}" --passphrase '' --quick-gen-key 'AgentConnect archive <maintainers@agentconnect.md>' ed25519 sign 5y
-		"${gpg[@]}" --with-colons --list-secret-keys | sed -n 's/^fpr:*\([0-9A-F]*\):$/\1/p' | head -n 1 >"$dir.key/fingerprint"
+		"${gpg[@]}" --with-colons --list-secret-keys | sed -n 's/^fpr:*\([0-9A-F]*\):$/\1/p' | head -n 1 >"$keys/fingerprint"
 	fi
-	key=$(cat "$dir.key/fingerprint")
+	key=$(cat "$keys/fingerprint")
 fi
 
 pool=pool/main/a/agentconnect-sandbox

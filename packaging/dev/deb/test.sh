@@ -81,9 +81,8 @@ say "lintian"
 lintian --tag-display-limit 0 --show-overrides --fail-on error,warning "$package" "$built/agentconnect-sandbox_$old.dsc" || failed=1
 say "lintian: $((SECONDS - began)) s"
 
-"$deb/repo.sh" -u file:/opt/test/old "$site/machine/old" "$package"
-mv "$site/machine/old.key" "$site/key"
-GNUPGHOME=$site/key "$deb/repo.sh" -k "$(cat "$site/key/fingerprint")" -u file:/opt/test/new "$site/machine/new" "$package" "$next"
+"$deb/repo.sh" -d "$site/key" -u file:/opt/test/old "$site/machine/old" "$package"
+"$deb/repo.sh" -d "$site/key" -u file:/opt/test/new "$site/machine/new" "$package" "$next"
 mkdir "$site/machine/source"
 cp -R "$tree/debian" "$site/machine/source/"
 cd "$tree"
