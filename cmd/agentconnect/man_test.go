@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
 )
 
@@ -87,5 +89,48 @@ func TestConfigurationPageNamesEveryKey(t *testing.T) {
 		if !strings.Contains(page, "\n.B "+key+"\n") && !strings.Contains(page, "\n.BR "+key+" ") && !strings.Contains(page, "\n.B "+key+" ") {
 			t.Errorf("agentconnect.json(5) lacks %s", key)
 		}
+	}
+}
+
+// What a person copies has to be taken without a word.
+func TestExamplesAreValid(t *testing.T) {
+	examples := filepath.Join("..", "..", "packaging", "examples")
+	root := t.TempDir()
+	if err := os.Chmod(root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(filepath.Join(examples, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "config.json"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(config.Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cfg.Warnings) > 0 || !cfg.RequireSandbox {
+		t.Errorf("warnings %q, required %v", cfg.Warnings, cfg.RequireSandbox)
+	}
+	err = filepath.WalkDir(examples, func(path string, _ os.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".json" {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if err == nil && !json.Valid(b) {
+			t.Errorf("%s is no JSON", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	b, err = os.ReadFile(filepath.Join(examples, "agents.d", "docs.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agent.Parse(b); err != nil {
+		t.Error(err)
 	}
 }
