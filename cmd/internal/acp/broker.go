@@ -54,7 +54,10 @@ type Options struct {
 	// ClientFiles "workspace" lets a sandboxed runtime ask clients for files that
 	// Paths allows. Anything else: never.
 	ClientFiles string
-	Log         *slog.Logger
+	// Mode is the operator's permission mode, by the runtime's own name for it: each session
+	// is put into it before its client hears of it. Empty: the runtime's choice.
+	Mode string
+	Log  *slog.Logger
 	// OnChange is told the number of clients and sessions after each change, one
 	// call at a time. It must not call the broker.
 	OnChange func(clients, sessions int)
@@ -125,7 +128,7 @@ type session struct {
 	closing chan struct{} // closed when the runtime has answered session/close
 }
 
-// upCall is a call of a client, or (client nil) the broker's own session/close.
+// upCall is a call of a client, or (client nil) the broker's own session/close or set_mode.
 type upCall struct {
 	client  *client
 	id      []byte // the client's own id, byte for byte
@@ -133,6 +136,7 @@ type upCall struct {
 	rule    rule
 	session string
 	closing *session
+	held    *heldAnswer // of the broker's own session/set_mode
 }
 
 // downCall is a call of the runtime that waits for a client.
@@ -322,8 +326,11 @@ func (b *Broker) Fail(reason string) {
 		w.c.send(endedFrame(w.id, initReason))
 	}
 	for _, c := range calls {
-		if c.client != nil {
+		switch {
+		case c.client != nil:
 			c.client.send(endedFrame(c.id, reason))
+		case c.held != nil:
+			c.held.client.send(endedFrame(c.held.id, reason))
 		}
 	}
 	b.in.close()

@@ -102,6 +102,10 @@ func (b *Broker) runtimeAnswer(f *Frame) {
 			b.initialized(f, ok) // unlocks
 			return
 		}
+		if call.held != nil {
+			b.modeSet(call, f, ok) // unlocks
+			return
+		}
 		if s := call.closing; s != nil {
 			if b.sessions[call.session] == s {
 				delete(b.sessions, call.session)
@@ -162,6 +166,7 @@ func (b *Broker) runtimeAnswer(f *Frame) {
 		c.send(errorFrame(call.id, CodeInternal, refused))
 	case !ok && b.o.Sandboxed:
 		c.send(errorAnswer(call.id, maskAnswer(f.Bytes(f.Error))))
+	case ok && b.o.Mode != "" && (call.rule.opens || call.rule.loads) && b.enterMode(call, id, f, late):
 	default:
 		b.relay(c, f, f.ID, call.id)
 		for _, frame := range late {
