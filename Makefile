@@ -32,8 +32,8 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build pages install install-files dist deb repo test-deb run test test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
-	here-run here-test here-check here-bench here-fuzz here-cross
+.PHONY: build pages install install-files dist deb repo test-deb run test test-attack test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
+	here-run here-test here-attack here-check here-bench here-fuzz here-cross
 
 build: ## the programs into bin/, static (but with GO_BUILDMODE=pie, as the package has them)
 	CGO_ENABLED=0 go build -trimpath $(addprefix -buildmode=,$(GO_BUILDMODE)) -ldflags '$(ldflags)' -o $(bin)/ $(addprefix ./cmd/,$(programs))
@@ -73,6 +73,12 @@ run:
 
 test: ## those on real systemd, as root or with sudo, and all others
 	@packaging/dev/test.sh
+
+# How many attacks must be refused inside that work outside.
+ATTACKS := 150
+
+test-attack: ## every attack inside the boundary and outside, as a table
+	@$(enter) run $(MAKE) --no-print-directory here-attack
 
 # On real systemd alone, in machines of their own. SUITES="bookworm trixie" for both releases.
 machines := packaging/dev/systemd
@@ -131,6 +137,9 @@ clean:
 here-run: build
 	@go run ./cmd/internal/demo -bin bin
 
+here-attack: build
+	@go run ./cmd/internal/demo -bin bin -attacks $(ATTACKS)
+
 here-check:
 	@unformatted=$$(gofmt -l $(go_dirs)); \
 	if [ -n "$$unformatted" ]; then printf 'not formatted; run make fmt:\n%s\n' "$$unformatted" >&2; exit 1; fi
@@ -140,6 +149,7 @@ here-test: build here-check
 	@packaging/dev/npm-runtimes.sh >/dev/null
 	go run ./cmd/internal/testrun -race '$(raced)' -must packaging/dev/must-run.txt -machines '$(MACHINES)' \
 		-run '$(RUN)' $(if $(PKG)$(RUN),,-fuzz $(FUZZTIME)) $(PKG)
+	@if [ -z '$(PKG)$(RUN)' ]; then $(MAKE) --no-print-directory here-attack; fi
 
 here-fuzz:
 	go run ./cmd/internal/testrun -only-fuzz -fuzz $(FUZZTIME) $(PKG)

@@ -2,7 +2,10 @@
 // shows what the agent could reach there and what it could not, beside the same attempts
 // made by the same user outside.
 //
-//	demo [-bin DIR]
+//	demo [-bin DIR] [-attacks N]
+//
+// With -attacks it is `make test-attack`: the whole table with what each line stands for, and
+// an error unless at least N attacks were refused inside whose control worked outside.
 //
 // Everything it needs it makes itself (a ROOT of its own, canaries, listeners, a process
 // to aim at) and takes away again. It goes through the programs that people use, touches
@@ -30,9 +33,10 @@ import (
 
 func main() {
 	bin := flag.String("bin", "bin", "folder of the built programs")
+	attacks := flag.Int("attacks", 0, "how many attacks must be proven")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *bin, os.Stdout)
+	err := run(ctx, *bin, *attacks, os.Stdout)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -44,9 +48,10 @@ func main() {
 const (
 	agent     = "demo"
 	neighbour = "neighbour"
+	nested    = "nested" // the same with nesting on
 )
 
-func run(ctx context.Context, bin string, out io.Writer) (err error) {
+func run(ctx context.Context, bin string, attacks int, out io.Writer) (err error) {
 	if os.Geteuid() == 0 {
 		return errors.New("root runs no agents: start it as an ordinary user; `make run` does so")
 	}
@@ -86,7 +91,7 @@ func run(ctx context.Context, bin string, out io.Writer) (err error) {
 		return err
 	}
 	grants := []string{"--grant", s.shared() + ":ro", "--grant", filepath.Dir(filepath.Dir(s.sealed())) + ":rw", "--grant", s.sealed() + ":ro"}
-	for id, more := range map[string][]string{neighbour: nil, agent: grants} {
+	for id, more := range map[string][]string{neighbour: nil, agent: grants, nested: {"--nesting", "on"}} {
 		if _, err := s.agentconnect(ctx, append([]string{"agent", "add", id, "--runtime", "selftest", "--network", "none"}, more...)...); err != nil {
 			return err
 		}
@@ -107,13 +112,9 @@ func run(ctx context.Context, bin string, out io.Writer) (err error) {
 	}
 
 	section(out, "one turn of a real agent: agentconnect prompt "+agent+" 'attack …'")
-	answer, err := s.agentconnect(ctx, "prompt", agent, "attack "+string(attack))
+	inside, err := s.turn(ctx, agent, attack)
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, answer)
-	}
-	inside, err := fencedReport(answer)
-	if err != nil {
-		return fmt.Errorf("the agent's answer: %w\n%s", err, answer)
+		return err
 	}
 
 	outside, err := s.outside(ctx, words)
@@ -121,10 +122,26 @@ func run(ctx context.Context, bin string, out io.Writer) (err error) {
 		return err
 	}
 	rows := compare(inside, outside)
-	if err := writeRows(out, rows); err != nil {
-		return err
+	if attacks == 0 {
+		if err := writeRows(out, rows); err != nil {
+			return err
+		}
+		return verdict(out, rows)
 	}
-	return verdict(out, rows)
+	return s.suite(ctx, out, attacks, rows, targets, words)
+}
+
+// turn lets an agent run the table.
+func (s *stage) turn(ctx context.Context, id string, targets []byte) (*selftest.Report, error) {
+	answer, err := s.agentconnect(ctx, "prompt", id, "attack "+string(targets))
+	if err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, answer)
+	}
+	report, err := fencedReport(answer)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's answer: %w\n%s", err, answer)
+	}
+	return report, nil
 }
 
 func section(out io.Writer, title string) { fmt.Fprintf(out, "\n== %s\n\n", title) }
@@ -161,7 +178,13 @@ func (s *stage) agentconnect(ctx context.Context, args ...string) (string, error
 // outside runs the same table with the same targets, unconfined, where the agent's
 // workspace is.
 func (s *stage) outside(ctx context.Context, targets []byte) (*selftest.Report, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, "agentconnect-guest"), "attack", "--targets", "-", "--json", "--control")
+	return s.control(exec.CommandContext(ctx, filepath.Join(s.bin, "agentconnect-guest"), controlArgs...), targets)
+}
+
+var controlArgs = []string{"attack", "--targets", "-", "--json", "--control"}
+
+// control reads the report of a command that runs the table outside.
+func (s *stage) control(cmd *exec.Cmd, targets []byte) (*selftest.Report, error) {
 	cmd.Stdin = bytes.NewReader(targets)
 	cmd.Dir = s.workspace(agent)
 	cmd.Env = s.env

@@ -150,9 +150,16 @@ func (s *stage) answerUDP(ctx context.Context, greeting string) (string, error) 
 	return conn.LocalAddr().String(), nil
 }
 
-// bystander starts a process of the same user that has no part in the demo but to be there.
-func (s *stage) bystander(ctx context.Context) (int, error) {
+// bystander starts a process of the same user that has no part in the demo but to be there,
+// with a secret in its environment, the file open, and its folder as working directory.
+func (s *stage) bystander(ctx context.Context, secret, file string) (int, error) {
+	open, err := os.Open(file)
+	if err != nil {
+		return 0, err
+	}
+	defer open.Close()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "sleep", "600")
+	cmd.Env, cmd.Dir, cmd.Stdin = []string{"SOME_TOKEN=" + secret}, filepath.Dir(file), open
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
@@ -171,6 +178,7 @@ func (s *stage) set(ctx context.Context) (*selftest.Targets, error) {
 	t := &selftest.Targets{
 		Token: token, Root: s.root, Workspace: s.workspace(agent), Network: "none",
 		Memory:         filepath.Join(s.root, "agents", agent, "memory"),
+		AgentJSON:      filepath.Join(s.root, "agents", agent, "agent.json"),
 		AbstractSocket: "agentconnect-demo-" + tag,
 		Secrets:        []string{"not-for-agents"},
 		UID:            os.Getuid(),
@@ -202,11 +210,16 @@ func (s *stage) set(ctx context.Context) (*selftest.Targets, error) {
 			s.undo = append(s.undo, func() error { return os.Remove(link) })
 			return os.Symlink(t.HomeCanary, link)
 		}},
-		{"socket of an ssh-agent", func() error {
-			path := filepath.Join(s.base, "ssh.sock")
-			t.Sockets = map[string]string{"ssh-agent": path}
-			_, err := s.listen(ctx, "unix", path, token)
-			return err
+		{"sockets of the session", func() error {
+			t.Sockets = map[string]string{}
+			for _, name := range []string{"bus", "systemd-private", "system-bus", "ssh-agent", "gpg-agent", "docker", "wayland"} {
+				path := filepath.Join(s.base, name+".sock")
+				t.Sockets[name] = path
+				if _, err := s.listen(ctx, "unix", path, token); err != nil {
+					return err
+				}
+			}
+			return nil
 		}},
 		{"socket in a readable folder", func() (err error) {
 			t.ExposedSocket, err = s.listen(ctx, "unix", filepath.Join(s.shared(), "s"), token)
@@ -219,7 +232,27 @@ func (s *stage) set(ctx context.Context) (*selftest.Targets, error) {
 		{"abstract socket", func() error { _, err := s.listen(ctx, "unix", "@"+t.AbstractSocket, token); return err }},
 		{"TCP listener", func() (err error) { t.HostTCP, err = s.listen(ctx, "tcp", "127.0.0.1:0", token); return err }},
 		{"UDP listener", func() (err error) { t.HostUDP, err = s.answerUDP(ctx, token); return err }},
-		{"process to signal", func() (err error) { t.HostPID, err = s.bystander(ctx); return err }},
+		{"process to signal", func() (err error) {
+			t.HostSecret = "secret-" + token
+			t.HostPID, err = s.bystander(ctx, t.HostSecret, t.HomeCanary)
+			return err
+		}},
+		{"folder beside the workspace", func() (err error) {
+			t.Sibling, err = s.canary(filepath.Join(t.Workspace+"-beside", "canary"), token)
+			return err
+		}},
+		{"file in /dev/shm", func() (err error) {
+			t.ShmCanary, err = s.canary(filepath.Join("/dev/shm", "agentconnect-demo-"+tag), token)
+			return err
+		}},
+		{"System V objects", func() error {
+			key, remove, err := selftest.PlantIPC()
+			if err == nil {
+				t.IPCKey = key
+				s.undo = append(s.undo, remove)
+			}
+			return err
+		}},
 	}
 	for _, step := range steps {
 		if err := step.do(); err != nil {

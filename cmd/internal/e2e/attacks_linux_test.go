@@ -73,11 +73,17 @@ func (s *site) answerUDP() string {
 	return c.LocalAddr().String()
 }
 
-// bystander is a process of the same user that has a secret and no part in anything.
-func (s *site) bystander(secret string) int {
+// bystander is a process of the same user that has a secret, the file open, and no part in
+// anything.
+func (s *site) bystander(secret, file string) int {
 	s.t.Helper()
+	open, err := os.Open(file)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer open.Close()
 	cmd := exec.Command("/bin/sleep", "600")
-	cmd.Env = []string{"SOME_TOKEN=" + secret}
+	cmd.Env, cmd.Dir, cmd.Stdin = []string{"SOME_TOKEN=" + secret}, filepath.Dir(file), open
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -112,6 +118,11 @@ func (s *site) targets(id string) selftest.Targets {
 	}
 	canary := s.canary(filepath.Join(s.home, ".agentconnect-"+s.tag), token)
 	s.link(canary, filepath.Join(s.workspace(id), "link"))
+	key, remove, err := selftest.PlantIPC()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { remove() })
 	return selftest.Targets{
 		Token:           token,
 		HomeCanary:      canary,
@@ -126,7 +137,12 @@ func (s *site) targets(id string) selftest.Targets {
 		HostTCP:         s.listen("tcp", "127.0.0.1:0").address,
 		PublicTCP:       s.listen("tcp", "127.0.0.2:0").address, // stands for it: no test asks for a network
 		HostUDP:         s.answerUDP(),
-		HostPID:         s.bystander(secret),
+		HostPID:         s.bystander(secret, canary),
+		HostSecret:      secret,
+		Sibling:         s.write(s.workspace(id)+"-beside/canary", token),
+		ShmCanary:       s.canary(filepath.Join("/dev/shm", "agentconnect-"+s.tag), token),
+		IPCKey:          key,
+		AgentJSON:       filepath.Join(s.agentDir(id), "agent.json"),
 		Link:            filepath.Join(s.workspace(id), "link"),
 		Pinned:          []string{s.path("pinned")},
 		Covers:          []string{s.path("shown/s"), filepath.Join(s.workspace(id), "s")},
@@ -168,7 +184,8 @@ func TestEveryAttackFailsInARealTurnAndItsControlWorksOutside(t *testing.T) {
 			}
 			want := []string(nil)
 			if aim.Nesting {
-				want = []string{"user-namespace"} // the policy opens just this
+				// The policy opens just this.
+				want = []string{"user-namespace", "root-namespace", "kept-descriptor", "openat2", "clone3-namespace", "unshare-high"}
 			}
 			if d := cmp.Diff(want, skipped); d != "" {
 				t.Errorf("skipped: %s", d)

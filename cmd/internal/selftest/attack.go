@@ -12,6 +12,7 @@ import (
 // Attack is one line of the table.
 type Attack struct {
 	ID    string
+	Ref   string // see Result
 	Title string
 	Means string // see Result
 	Kind  Kind
@@ -40,7 +41,7 @@ func Run(ctx context.Context, t Targets, each func(Result)) (*Report, error) {
 		if a.Kind == MustWork {
 			expected = Worked
 		}
-		r := Result{ID: a.ID, Title: a.Title, Means: a.Means, Kind: a.Kind, Expected: expected, Seen: seen, OK: seen == expected || seen == Skipped, Control: a.Control, Detail: detail}
+		r := Result{ID: a.ID, Ref: a.Ref, Title: a.Title, Means: a.Means, Kind: a.Kind, Expected: expected, Seen: seen, OK: seen == expected || seen == Skipped, Control: a.Control, Detail: detail}
 		report.add(r)
 		if each != nil {
 			each(r)

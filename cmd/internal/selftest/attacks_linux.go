@@ -30,111 +30,112 @@ import (
 func Attacks() []Attack {
 	table := []Attack{
 		// Files.
-		{"read-home", "read a file of the home", "keys, tokens, mail", MustFail, true, canaryAt(func(t *Targets) string { return t.HomeCanary })},
-		{"read-home-proc-root", "the same by /proc/1/root", "the first process's view", MustFail, false, canaryAt(func(t *Targets) string { return under("/proc/1/root", t.HomeCanary) })},
-		{"read-home-proc-pid", "the same by /proc/PID/root of a host process", "another process's view", MustFail, true, canaryAt(hostRootCanary)},
-		{"read-home-dotdot", "the same by ../ out of the workspace", "path tricks", MustFail, true, canaryAt(func(t *Targets) string { return dotdot(t.Workspace, t.HomeCanary) })},
-		{"read-home-cwd", "the same by /proc/self/cwd and ../", "path tricks", MustFail, true, canaryAt(func(t *Targets) string { return dotdot("/proc/self/cwd", t.HomeCanary) })},
-		{"read-link", "read through a link in the workspace", "a link that somebody planted", MustFail, true, canaryAt(func(t *Targets) string { return t.Link })},
-		{"write-home", "open a file of the home for writing", "a line in .bashrc", MustFail, true, writeHome},
-		{"read-root", "read a file in AgentConnect's root", "other agents' configuration, keys", MustFail, true, canaryAt(func(t *Targets) string { return t.RootCanary })},
-		{"list-root", "list AgentConnect's root", "which agents exist", MustFail, true, listRoot},
-		{"list-agents", "list the agents' directories", "which agents exist", MustFail, true, listAgents},
-		{"read-other-agent", "read a file of another agent", "its memory, its sessions", MustFail, true, canaryAt(func(t *Targets) string { return t.OtherAgent })},
-		{"read-host-tmp", "read a file in the host's /tmp", "other programs' files", MustFail, true, canaryAt(func(t *Targets) string { return t.TmpCanary })},
-		{"write-usr", "create a file in /usr", "a planted program", MustFail, false, creates("/usr")},
-		{"write-etc", "create a file in /etc", "a planted setting", MustFail, false, creates("/etc")},
-		{"write-passwd", "open /etc/passwd for writing", "a new user", MustFail, false, opens("/etc/passwd")},
-		{"write-slash", "create a file in /", "residue on the host", MustFail, false, creates("/")},
-		{"rename-pinned", "rename a pinned directory", "hooks the host would run", MustFail, true, renamePinned},
-		{"write-cgroup", "write cgroup.procs", "leave the limits", MustFail, false, writeCgroup},
+		{"read-home", "CASES 11", "read a file of the home", "keys, tokens, mail", MustFail, true, canaryAt(func(t *Targets) string { return t.HomeCanary })},
+		{"read-home-proc-root", "CASES 11", "the same by /proc/1/root", "the first process's view", MustFail, false, canaryAt(func(t *Targets) string { return under("/proc/1/root", t.HomeCanary) })},
+		{"read-home-proc-pid", "CASES 11", "the same by /proc/PID/root of a host process", "another process's view", MustFail, true, canaryAt(hostRootCanary)},
+		{"read-home-dotdot", "CASES 11", "the same by ../ out of the workspace", "path tricks", MustFail, true, canaryAt(func(t *Targets) string { return dotdot(t.Workspace, t.HomeCanary) })},
+		{"read-home-cwd", "CASES 11", "the same by /proc/self/cwd and ../", "path tricks", MustFail, true, canaryAt(func(t *Targets) string { return dotdot("/proc/self/cwd", t.HomeCanary) })},
+		{"read-link", "CASES 11", "read through a link in the workspace", "a link that somebody planted", MustFail, true, canaryAt(func(t *Targets) string { return t.Link })},
+		{"write-home", "CASES 51", "open a file of the home for writing", "a line in .bashrc", MustFail, true, writeHome},
+		{"read-root", "DESIGN 4", "read a file in AgentConnect's root", "other agents' configuration, keys", MustFail, true, canaryAt(func(t *Targets) string { return t.RootCanary })},
+		{"list-root", "DESIGN 4", "list AgentConnect's root", "which agents exist", MustFail, true, listRoot},
+		{"list-agents", "DESIGN 4", "list the agents' directories", "which agents exist", MustFail, true, listAgents},
+		{"read-other-agent", "DESIGN 4", "read a file of another agent", "its memory, its sessions", MustFail, true, canaryAt(func(t *Targets) string { return t.OtherAgent })},
+		{"read-host-tmp", "DESIGN 4", "read a file in the host's /tmp", "other programs' files", MustFail, true, canaryAt(func(t *Targets) string { return t.TmpCanary })},
+		{"write-usr", "DESIGN 4", "create a file in /usr", "a planted program", MustFail, false, creates("/usr")},
+		{"write-etc", "DESIGN 4", "create a file in /etc", "a planted setting", MustFail, false, creates("/etc")},
+		{"write-passwd", "DESIGN 4", "open /etc/passwd for writing", "a new user", MustFail, false, opens("/etc/passwd")},
+		{"write-slash", "CASES 13", "create a file in /", "residue on the host", MustFail, false, creates("/")},
+		{"rename-pinned", "CASES 23", "rename a pinned directory", "hooks the host would run", MustFail, true, renamePinned},
+		{"write-cgroup", "CASES 40", "write cgroup.procs", "leave the limits", MustFail, false, writeCgroup},
 
 		// Sockets of the host.
-		{"connect-bus", "connect to the session bus", "start units outside", MustFail, true, connects("bus")},
-		{"connect-systemd", "connect to systemd's private socket", "start units outside", MustFail, true, connects("systemd-private")},
-		{"connect-system-bus", "connect to the system bus", "polkit, logind, machined", MustFail, true, connects("system-bus")},
-		{"connect-ssh-agent", "connect to the ssh agent", "the user's keys", MustFail, true, connects("ssh-agent")},
-		{"connect-gpg-agent", "connect to the gpg agent", "the user's keys", MustFail, true, connects("gpg-agent")},
-		{"connect-docker", "connect to Docker", "root on the host", MustFail, true, connects("docker")},
-		{"connect-wayland", "connect to the display", "keystrokes, pictures", MustFail, true, connects("wayland")},
-		{"connect-exposed", "connect to a host socket in a read-only tree", "read-only does not stop a connect", MustFail, true, connectsTo(func(t *Targets) string { return t.ExposedSocket })},
-		{"connect-workspace", "connect to a host socket in the workspace", "a development server's control socket", MustFail, true, connectsTo(func(t *Targets) string { return t.WorkspaceSocket })},
-		{"connect-abstract", "connect to an abstract socket", "no file hides it, only the network namespace", MustFail, true, connectsTo(abstract)},
-		{"systemd-run", "systemd-run --user true", "run a program outside", MustFail, false, program("systemd-run", "--user", "--quiet", "--wait", "--collect", "true")},
-		{"busctl", "busctl --user list", "talk to the bus", MustFail, false, program("busctl", "--user", "--no-pager", "list")},
-		{"machinectl", "machinectl list", "talk to machined", MustFail, false, program("machinectl", "--no-pager", "list")},
-		{"docker", "docker version", "talk to Docker", MustFail, false, program("docker", "version")},
+		{"connect-bus", "CASES 52", "connect to the session bus", "start units outside", MustFail, true, connects("bus")},
+		{"connect-systemd", "CASES 52", "connect to systemd's private socket", "start units outside", MustFail, true, connects("systemd-private")},
+		{"connect-system-bus", "CASES 52", "connect to the system bus", "polkit, logind, machined", MustFail, true, connects("system-bus")},
+		{"connect-ssh-agent", "CASES 50", "connect to the ssh agent", "the user's keys", MustFail, true, connects("ssh-agent")},
+		{"connect-gpg-agent", "CASES 50", "connect to the gpg agent", "the user's keys", MustFail, true, connects("gpg-agent")},
+		{"connect-docker", "CASES 52", "connect to Docker", "root on the host", MustFail, true, connects("docker")},
+		{"connect-wayland", "DESIGN 4", "connect to the display", "keystrokes, pictures", MustFail, true, connects("wayland")},
+		{"connect-exposed", "CASES 51b", "connect to a host socket in a read-only tree", "read-only does not stop a connect", MustFail, true, connectsTo(func(t *Targets) string { return t.ExposedSocket })},
+		{"connect-workspace", "CASES 51b", "connect to a host socket in the workspace", "a development server's control socket", MustFail, true, connectsTo(func(t *Targets) string { return t.WorkspaceSocket })},
+		{"connect-abstract", "CASES 51b", "connect to an abstract socket", "no file hides it, only the network namespace", MustFail, true, connectsTo(abstract)},
+		{"systemd-run", "CASES 52", "systemd-run --user true", "run a program outside", MustFail, false, program("systemd-run", "--user", "--quiet", "--wait", "--collect", "true")},
+		{"busctl", "CASES 52", "busctl --user list", "talk to the bus", MustFail, false, program("busctl", "--user", "--no-pager", "list")},
+		{"machinectl", "CASES 52", "machinectl list", "talk to machined", MustFail, false, program("machinectl", "--no-pager", "list")},
+		{"docker", "CASES 52", "docker version", "talk to Docker", MustFail, false, program("docker", "version")},
 
 		// Network.
-		{"tcp-host", "connect to a port on the host's loopback", "databases, debuggers, admin pages", MustFail, true, dials("host", func(t *Targets) string { return t.HostTCP })},
-		{"tcp-public", "connect to a public address", "send the code away", MustFail, true, dials("open", func(t *Targets) string { return t.PublicTCP })},
-		{"tcp-metadata", "connect to the cloud's metadata address", "the machine's credentials", MustFail, false, dials("host", func(t *Targets) string { return t.MetadataTCP })},
-		{"udp", "send a datagram and get an answer", "a way out beside TCP", MustFail, true, datagram},
-		{"raw-socket", "open a raw IP socket", "forged packets", MustFail, false, opensSocket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)},
-		{"packet-socket", "open a packet socket", "others' traffic", MustFail, false, opensSocket(unix.AF_PACKET, unix.SOCK_RAW, 0)},
-		{"vsock", "open a socket to the hypervisor", "past the network namespace", MustFail, false, opensSocket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)},
-		{"alg-socket", "open a kernel crypto socket", "local root holes", MustFail, false, opensSocket(unix.AF_ALG, unix.SOCK_SEQPACKET, 0)},
-		{"interfaces", "see the host's network interfaces", "where the host is connected", MustFail, true, interfaces},
+		{"tcp-host", "CASES 31", "connect to a port on the host's loopback", "databases, debuggers, admin pages", MustFail, true, dials("host", func(t *Targets) string { return t.HostTCP })},
+		{"tcp-public", "CASES 34", "connect to a public address", "send the code away", MustFail, true, dials("open", func(t *Targets) string { return t.PublicTCP })},
+		{"tcp-metadata", "CASES 31", "connect to the cloud's metadata address", "the machine's credentials", MustFail, false, dials("host", func(t *Targets) string { return t.MetadataTCP })},
+		{"udp", "CASES 35", "send a datagram and get an answer", "a way out beside TCP", MustFail, true, datagram},
+		{"raw-socket", "CASES 35", "open a raw IP socket", "forged packets", MustFail, false, opensSocket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)},
+		{"packet-socket", "CASES 35", "open a packet socket", "others' traffic", MustFail, false, opensSocket(unix.AF_PACKET, unix.SOCK_RAW, 0)},
+		{"vsock", "DESIGN 4", "open a socket to the hypervisor", "past the network namespace", MustFail, false, opensSocket(unix.AF_VSOCK, unix.SOCK_STREAM, 0)},
+		{"alg-socket", "DESIGN 4", "open a kernel crypto socket", "local root holes", MustFail, false, opensSocket(unix.AF_ALG, unix.SOCK_SEQPACKET, 0)},
+		{"interfaces", "CASES 31", "see the host's network interfaces", "where the host is connected", MustFail, true, interfaces},
 
 		// Processes.
-		{"see-host-process", "look at a process of the host", "arguments, open files", MustFail, true, seeHostProcess},
-		{"kill-host-process", "signal a process of the host (signal 0)", "stop the daemon", MustFail, true, signalHostProcess},
-		{"trace-pid1", "trace pid 1 to use what it may do", "a process without the filter", MustFail, false, tracePid1},
-		{"pid1-environ", "secrets in /proc/1/environ", "the daemon's environment", MustFail, false, secretsOf("/proc/1/environ")},
-		{"pid1-cmdline", "secrets in /proc/1/cmdline", "the layout of the host, tokens", MustFail, false, secretsOf("/proc/1/cmdline")},
-		{"any-process", "secrets in any process's environment or arguments", "tokens of the daemon", MustFail, true, secretsOfAll},
-		{"descriptors", "descriptors that were inherited", "a door to the host's files", MustFail, false, inherited},
-		{"pid1-descriptors", "descriptors of pid 1 that lead to files or sockets", "a door to the host's files", MustFail, false, pid1Descriptors},
-		{"environment", "variables that name the host's agents and secrets", "SSH_AUTH_SOCK, AWS_*, GITHUB_TOKEN", MustFail, false, environment},
+		{"see-host-process", "DESIGN 4", "look at a process of the host", "arguments, open files", MustFail, true, seeHostProcess},
+		{"kill-host-process", "DESIGN 4", "signal a process of the host (signal 0)", "stop the daemon", MustFail, true, signalHostProcess},
+		{"trace-pid1", "CASES 51a", "trace pid 1 to use what it may do", "a process without the filter", MustFail, false, tracePid1},
+		{"pid1-environ", "CASES 49a", "secrets in /proc/1/environ", "the daemon's environment", MustFail, false, secretsOf("/proc/1/environ")},
+		{"pid1-cmdline", "CASES 49a", "secrets in /proc/1/cmdline", "the layout of the host, tokens", MustFail, false, secretsOf("/proc/1/cmdline")},
+		{"any-process", "CASES 49", "secrets in any process's environment or arguments", "tokens of the daemon", MustFail, true, secretsOfAll},
+		{"descriptors", "CASES 49a", "descriptors that were inherited", "a door to the host's files", MustFail, false, inherited},
+		{"pid1-descriptors", "CASES 49a", "descriptors of pid 1 that lead to files or sockets", "a door to the host's files", MustFail, false, pid1Descriptors},
+		{"environment", "CASES 50", "variables that name the host's agents and secrets", "SSH_AUTH_SOCK, AWS_*, GITHUB_TOKEN", MustFail, false, environment},
 
 		// The kernel.
-		{"capabilities", "hold a capability", "whatever it allows", MustFail, false, capabilities},
-		{"new-privileges", "gain rights by a setuid program", "root by a hole in one", MustFail, true, newPrivileges},
-		{"mount", "mount a file system", "change the view", MustFail, false, mounts},
-		{"remount", "make /usr writable again", "change the view", MustFail, false, remounts},
-		{"umount", "take a cover away", "see what it hides", MustFail, false, unmounts},
-		{"user-namespace", "make a user namespace", "all capabilities in it", MustFail, false, userNamespace},
-		{"mount-namespace", "make a mount namespace", "change the view", MustFail, false, newNamespace(syscall.CLONE_NEWNS)},
-		{"join-namespace", "join the namespaces of pid 1 or of a host process", "its view", MustFail, false, tries("setns")},
-		{"chroot", "change the root directory", "a way out of a relative view", MustFail, false, changesRoot},
-		{"mknod", "make a device node", "the disk", MustFail, false, makesDevice},
-		{"devices", "device nodes beyond the least", "hardware", MustFail, true, devices},
-		{"tiocsti", "type into a terminal", "commands in the operator's shell", MustFail, false, tries("tiocsti")},
-		{"tiocsti-high", "the same with a high bit in the command", "a filter that compares 64 bits", MustFail, false, tries("tiocsti-high")},
-		{"tioclinux", "paste into a console", "commands in the operator's shell", MustFail, false, tries("tioclinux")},
-		{"foreign-terminal", "hold a terminal of the host", "the operator's terminal", MustFail, false, foreignTerminal},
-		{"io-uring", "set up an io_uring", "calls that no filter sees", MustFail, false, ioURing},
-		{"keyrings", "read the user keyring", "the user's kernel keys", MustFail, true, keyrings},
-		{"bpf", "make a BPF map", "code in the kernel", MustFail, false, bpfMap},
-		{"perf", "count the kernel's events", "other processes' secrets", MustFail, false, perf},
-		{"userfaultfd", "make a userfaultfd", "races in the kernel", MustFail, false, userfaultfd},
-		{"open-by-handle", "open a file by its handle", "any file of the file system", MustFail, false, byHandle},
-		{"kernel-log", "read the kernel's log", "addresses, devices", MustFail, false, kernelLog},
-		{"core-pattern", "open /proc/sys/kernel/core_pattern for writing", "a program run as root", MustFail, false, opens("/proc/sys/kernel/core_pattern")},
-		{"sysrq", "open /proc/sysrq-trigger for writing", "stop the machine", MustFail, false, opens("/proc/sysrq-trigger")},
-		{"set-clock", "set the clock to what it says", "the machine's time", MustFail, false, setClock},
+		{"capabilities", "DESIGN 4", "hold a capability", "whatever it allows", MustFail, false, capabilities},
+		{"new-privileges", "DESIGN 4", "gain rights by a setuid program", "root by a hole in one", MustFail, true, newPrivileges},
+		{"mount", "DESIGN 4", "mount a file system", "change the view", MustFail, false, mounts},
+		{"remount", "DESIGN 4", "make /usr writable again", "change the view", MustFail, false, remounts},
+		{"umount", "DESIGN 4", "take a cover away", "see what it hides", MustFail, false, unmounts},
+		{"user-namespace", "DESIGN 4", "make a user namespace", "all capabilities in it", MustFail, false, userNamespace},
+		{"mount-namespace", "DESIGN 4", "make a mount namespace", "change the view", MustFail, false, newNamespace(syscall.CLONE_NEWNS)},
+		{"join-namespace", "DESIGN 4", "join the namespaces of pid 1 or of a host process", "its view", MustFail, false, tries("setns")},
+		{"chroot", "DESIGN 4", "change the root directory", "a way out of a relative view", MustFail, false, changesRoot},
+		{"mknod", "DESIGN 4", "make a device node", "the disk", MustFail, false, makesDevice},
+		{"devices", "DESIGN 4", "device nodes beyond the least", "hardware", MustFail, true, devices},
+		{"tiocsti", "CVE-2017-5226", "type into a terminal", "commands in the operator's shell", MustFail, false, tries("tiocsti")},
+		{"tiocsti-high", "CVE-2019-10063", "the same with a high bit in the command", "a filter that compares 64 bits", MustFail, false, tries("tiocsti-high")},
+		{"tioclinux", "CVE-2023-28100", "paste into a console", "commands in the operator's shell", MustFail, false, tries("tioclinux")},
+		{"foreign-terminal", "CVE-2017-5226", "hold a terminal of the host", "the operator's terminal", MustFail, false, foreignTerminal},
+		{"io-uring", "CASES 51a", "set up an io_uring", "calls that no filter sees", MustFail, false, ioURing},
+		{"keyrings", "DESIGN 4", "read the user keyring", "the user's kernel keys", MustFail, true, keyrings},
+		{"bpf", "DESIGN 4", "make a BPF map", "code in the kernel", MustFail, false, bpfMap},
+		{"perf", "DESIGN 4", "count the kernel's events", "other processes' secrets", MustFail, false, perf},
+		{"userfaultfd", "DESIGN 4", "make a userfaultfd", "races in the kernel", MustFail, false, userfaultfd},
+		{"open-by-handle", "DESIGN 4", "open a file by its handle", "any file of the file system", MustFail, false, byHandle},
+		{"kernel-log", "DESIGN 4", "read the kernel's log", "addresses, devices", MustFail, false, kernelLog},
+		{"core-pattern", "DESIGN 4", "open /proc/sys/kernel/core_pattern for writing", "a program run as root", MustFail, false, opens("/proc/sys/kernel/core_pattern")},
+		{"sysrq", "DESIGN 4", "open /proc/sysrq-trigger for writing", "stop the machine", MustFail, false, opens("/proc/sysrq-trigger")},
+		{"set-clock", "DESIGN 4", "set the clock to what it says", "the machine's time", MustFail, false, setClock},
 
 		// What has to work, or nobody can work.
-		{"write-workspace", "write in the workspace", "the agent's work", MustWork, true, writes(func(t *Targets) string { return t.Workspace })},
-		{"run-in-workspace", "run a program in the workspace", "build results", MustWork, true, runsIn(func(t *Targets) string { return t.Workspace })},
-		{"write-own-home", "write in the home", "settings, caches", MustWork, true, writes(func(t *Targets) string { return t.Home })},
-		{"write-tmp", "write in /tmp", "every program", MustWork, true, writes(func(t *Targets) string { return t.Tmp })},
-		{"write-var-tmp", "write in /var/tmp", "many programs", MustWork, true, writes(func(*Targets) string { return "/var/tmp" })},
-		{"write-memory", "write in the agent's memory", "what it learned", MustWork, true, writes(func(t *Targets) string { return t.Memory })},
-		{"write-runtime-dir", "write in XDG_RUNTIME_DIR", "sockets of its own", MustWork, false, writes(func(*Targets) string { return os.Getenv("XDG_RUNTIME_DIR") })},
-		{"read-usr", "list /usr/bin", "the system's programs", MustWork, true, readUsr},
-		{"shell", "run a shell and a pipe", "every tool", MustWork, true, shell},
-		{"git", "git init, add, commit", "the agent's work", MustWork, true, git},
-		{"loopback", "listen and connect on 127.0.0.1", "test servers", MustWork, true, loopback("tcp4", "127.0.0.1:0")},
-		{"loopback6", "listen and connect on ::1", "test servers", MustWork, true, loopback("tcp6", "[::1]:0")},
-		{"unix-socket", "listen and connect on a socket of its own", "language servers", MustWork, true, ownSocket},
-		{"terminal", "open a terminal of its own", "tests of terminal programs", MustWork, true, ownTerminal},
-		{"own-uid", "be the user, not root", "file owners", MustWork, true, ownUID},
-		{"passwd-home", "the user's passwd entry names $HOME", "ssh, git, Java", MustWork, true, passwdHome},
-		{"fresh-proc", "read /proc/self", "every runtime", MustWork, true, freshProc},
+		{"write-workspace", "promise", "write in the workspace", "the agent's work", MustWork, true, writes(func(t *Targets) string { return t.Workspace })},
+		{"run-in-workspace", "promise", "run a program in the workspace", "build results", MustWork, true, runsIn(func(t *Targets) string { return t.Workspace })},
+		{"write-own-home", "promise", "write in the home", "settings, caches", MustWork, true, writes(func(t *Targets) string { return t.Home })},
+		{"write-tmp", "promise", "write in /tmp", "every program", MustWork, true, writes(func(t *Targets) string { return t.Tmp })},
+		{"write-var-tmp", "promise", "write in /var/tmp", "many programs", MustWork, true, writes(func(*Targets) string { return "/var/tmp" })},
+		{"write-memory", "promise", "write in the agent's memory", "what it learned", MustWork, true, writes(func(t *Targets) string { return t.Memory })},
+		{"write-runtime-dir", "promise", "write in XDG_RUNTIME_DIR", "sockets of its own", MustWork, false, writes(func(*Targets) string { return os.Getenv("XDG_RUNTIME_DIR") })},
+		{"read-usr", "promise", "list /usr/bin", "the system's programs", MustWork, true, readUsr},
+		{"shell", "promise", "run a shell and a pipe", "every tool", MustWork, true, shell},
+		{"git", "CASES 28", "git init, add, commit", "the agent's work", MustWork, true, git},
+		{"loopback", "promise", "listen and connect on 127.0.0.1", "test servers", MustWork, true, loopback("tcp4", "127.0.0.1:0")},
+		{"loopback6", "promise", "listen and connect on ::1", "test servers", MustWork, true, loopback("tcp6", "[::1]:0")},
+		{"unix-socket", "promise", "listen and connect on a socket of its own", "language servers", MustWork, true, ownSocket},
+		{"terminal", "promise", "open a terminal of its own", "tests of terminal programs", MustWork, true, ownTerminal},
+		{"own-uid", "promise", "be the user, not root", "file owners", MustWork, true, ownUID},
+		{"passwd-home", "promise", "the user's passwd entry names $HOME", "ssh, git, Java", MustWork, true, passwdHome},
+		{"fresh-proc", "promise", "read /proc/self", "every runtime", MustWork, true, freshProc},
 	}
+	table = slices.Concat(table, pathAttacks(), processAttacks(), callAttacks())
 	for _, id := range slices.Sorted(maps.Keys(foreign)) {
-		table = append(table, Attack{id, "getpid by another entry (" + id + ")", "calls that the filter takes for others", MustFail, false, tries(id)})
+		table = append(table, Attack{id, "CASES 51a", "getpid by another entry (" + id + ")", "calls that the filter takes for others", MustFail, false, tries(id)})
 	}
 	return table
 }
@@ -833,6 +834,9 @@ func devices(context.Context, *Targets) (Seen, string) {
 // change what cannot be changed back.
 func tries(step string) func(context.Context, *Targets) (Seen, string) {
 	return func(ctx context.Context, t *Targets) (Seen, string) {
+		if step == "unshare-high" && t.Nesting {
+			return skipped("nesting is on")
+		}
 		args := []string{"try", step}
 		if step == "setns" && t.HostPID != 0 {
 			args[1] = fmt.Sprintf("setns:%d", t.HostPID)
@@ -856,12 +860,24 @@ func Try(step string) string {
 	switch {
 	case name == "setns":
 		err = trySetns(pid)
+	case name == "mount":
+		err = unix.Mount("x", "/tmp", "tmpfs", 0, "size=4k")
+	case name == "kept":
+		err = tryKept(pid)
 	case name == "tiocsti":
 		err = tryType(unix.TIOCSTI)
 	case name == "tiocsti-high":
 		err = tryType(unix.TIOCSTI | 1<<32)
 	case name == "tioclinux":
-		err = tryType(unix.TIOCLINUX)
+		if err = tryType(unix.TIOCLINUX); err == unix.ENOTTY {
+			err = nil // a console alone carries it out: this terminal was asked
+		}
+	case name == "tiocsetd":
+		err = tryType(unix.TIOCSETD)
+	case name == "tiocsetd-high":
+		err = tryType(unix.TIOCSETD | 1<<32)
+	case name == "unshare-high":
+		err = tryUnshare()
 	case foreign[name] != nil:
 		err = foreign[name]()
 	default:
@@ -916,6 +932,9 @@ func tryType(cmd uintptr) error {
 		return fmt.Errorf("take the terminal: %w", err)
 	}
 	arg := []byte{'x', 0, 0, 0, 0, 0, 0, 0}
+	if cmd&^(1<<32) == unix.TIOCSETD {
+		arg[0] = 0 // N_TTY, the one that it has
+	}
 	if cmd == unix.TIOCLINUX {
 		arg[0] = 6 // asks for the shift state; a console alone answers
 	}

@@ -18,6 +18,9 @@ func Check(context.Context, CheckRequest) CheckReport {
 	return CheckReport{Results: []CheckResult{{What: CheckProc, Detail: errNotLinux.Error()}}}
 }
 
+// PlantIPC makes objects of the host.
+func PlantIPC() (key int, remove func() error, err error) { return 0, nil, errNotLinux }
+
 // Try runs one step that needs a process of its own.
 func Try(string) string { return errNotLinux.Error() }
 

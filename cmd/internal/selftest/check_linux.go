@@ -171,6 +171,12 @@ func procIsFresh() (string, error) {
 	return fmt.Sprintf("pid 1 is %s, %d processes", one["Name"], len(all)), nil
 }
 
+// Inner tells why a runtime's own sandbox cannot start where this is called, or nil.
+func Inner(ctx context.Context) error {
+	_, err := nested(ctx)
+	return err
+}
+
 // nested starts an inner bwrap as the runtimes do: a user namespace and a /proc of its own.
 func nested(ctx context.Context) (string, error) {
 	bwrap, err := exec.LookPath("bwrap")

@@ -87,7 +87,12 @@ type Targets struct {
 	PublicTCP       string            `json:"publicTCP,omitempty"`       // an address that the host reaches
 	MetadataTCP     string            `json:"metadataTCP,omitempty"`     // the cloud's metadata address; not for a run outside
 	HostUDP         string            `json:"hostUDP,omitempty"`         // a host program answers every datagram here
-	HostPID         int               `json:"hostPID,omitempty"`         // a process of the same user outside
+	HostPID         int               `json:"hostPID,omitempty"`         // a process of the same user outside, with OpenCanary open
+	HostSecret      string            `json:"hostSecret,omitempty"`      // a text in that process's environment
+	Sibling         string            `json:"sibling,omitempty"`         // a canary in a folder whose name begins as the workspace's
+	ShmCanary       string            `json:"shmCanary,omitempty"`       // a canary in the host's /dev/shm
+	IPCKey          int               `json:"ipcKey,omitempty"`          // of System V objects of the host
+	AgentJSON       string            `json:"agentJSON,omitempty"`       // the agent's own configuration
 	Link            string            `json:"link,omitempty"`            // a canary by way of a link in the workspace
 	Pinned          []string          `json:"pinned,omitempty"`          // directories that may not be renamed
 	Covers          []string          `json:"covers,omitempty"`          // mounts that hide something
@@ -109,7 +114,10 @@ type Targets struct {
 
 // Result is one attack and what came of it.
 type Result struct {
-	ID       string `json:"id"`
+	ID string `json:"id"`
+	// Ref is what the attack stands for: a case from the field, a published fault, or the
+	// design's own promise.
+	Ref      string `json:"ref"`
 	Title    string `json:"title"`
 	Means    string `json:"means"` // what an attacker would gain, or who needs it
 	Kind     Kind   `json:"kind"`
