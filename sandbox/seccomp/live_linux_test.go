@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -247,6 +248,7 @@ var probes = map[string]func() string{
 		_, _, e := syscall.RawSyscall(^uintptr(0), 0, 0, 0)
 		return fmt.Sprint(int(e))
 	},
+	"go": goRuns,
 	"io_uring": func() string {
 		var params [120]byte // struct io_uring_params
 		fd, _, e := syscall.RawSyscall(uintptr(abis[runtime.GOARCH].calls["io_uring_setup"]), 8, uintptr(unsafe.Pointer(&params)), 0)
@@ -410,4 +412,99 @@ func TestThreadsStart(t *testing.T) {
 	if got := mustRun(t, filter(t, false), "", python, "-c", script); got != "ran" {
 		t.Errorf("printed %q", got)
 	}
+}
+
+// languages are small programs that do what a build does: threads, files, a socket to itself,
+// another process. Each prints "ran".
+var languages = []struct {
+	name, missing string
+	argv          []string
+	want          string
+}{
+	{"python", "python3", []string{"/usr/bin/python3", "-c", `
+import asyncio, multiprocessing, socket, ssl, subprocess, tempfile, threading
+t = threading.Thread(target=lambda: None); t.start(); t.join()
+with tempfile.TemporaryFile() as f: f.write(b"x")
+a, b = socket.socketpair(); a.send(b"x"); assert b.recv(1) == b"x"
+s = socket.create_server(("127.0.0.1", 0)); c = socket.create_connection(s.getsockname()); c.close()
+assert subprocess.run(["/bin/true"]).returncode == 0
+p = multiprocessing.get_context("fork").Process(target=lambda: None); p.start(); p.join(); assert p.exitcode == 0
+asyncio.run(asyncio.sleep(0)); ssl.create_default_context(); print("ran")`}, "ran"},
+	{"node", "nodejs", []string{"/usr/bin/node", "-e", `
+const {Worker} = require("worker_threads"), fs = require("fs"), net = require("net"), cp = require("child_process");
+fs.promises.writeFile("/tmp/x", "x").then(() => {
+  cp.execFileSync("/bin/true");
+  const s = net.createServer((c) => c.end("x")).listen(0, "127.0.0.1", () => {
+    net.connect(s.address().port, "127.0.0.1").on("data", () => { s.close();
+      new Worker("require('crypto').randomBytes(8)", {eval: true}).on("exit", () => console.log("ran")); });
+  });
+});`}, "ran"},
+	// ripgrep is a Rust program that looks with a thread per processor.
+	{"rust", "ripgrep", []string{"/usr/bin/rg", "--threads", "4", "--max-count", "1", "--no-filename", "^PRETTY_NAME=", "/usr/lib/os-release", "/etc/os-release", "/usr/lib/os-release"}, "PRETTY_NAME="},
+	{"go", "", nil, "ran"}, // this test binary
+}
+
+func TestLanguagesRunUnderTheFilter(t *testing.T) {
+	for _, l := range languages {
+		t.Run(l.name, func(t *testing.T) {
+			if l.argv != nil {
+				if _, err := os.Stat(l.argv[0]); err != nil {
+					t.Skipf("missing: %s (apt-get install %s)", l.argv[0], l.missing)
+				}
+			}
+			for _, nesting := range []bool{false, true} {
+				if got := mustRun(t, filter(t, nesting), "go", l.argv...); !strings.HasPrefix(got, l.want) {
+					t.Errorf("nesting %v: printed %q", nesting, got)
+				}
+			}
+		})
+	}
+}
+
+// Java is a test of its own: no build here needs a JDK, so it may be missing.
+func TestJavaRunsUnderTheFilter(t *testing.T) {
+	java, err := exec.LookPath("java")
+	if err != nil {
+		t.Skip("missing: a JDK (apt-get install default-jdk-headless)")
+	}
+	const program = `import java.net.*; import java.nio.file.*;
+public class Ran { public static void main(String[] a) throws Exception {
+  Thread t = new Thread(() -> {}); t.start(); t.join();
+  Files.writeString(Path.of("/tmp/x"), "x");
+  try (ServerSocket s = new ServerSocket(0, 1, InetAddress.getLoopbackAddress()); Socket c = new Socket(s.getInetAddress(), s.getLocalPort())) { s.accept().close(); }
+  if (new ProcessBuilder("/bin/true").start().waitFor() != 0) throw new Exception("true");
+  System.out.println("ran"); } }`
+	for _, nesting := range []bool{false, true} {
+		script := "cat >/tmp/Ran.java <<'END'\n" + program + "\nEND\nexec " + java + " -Xmx128m /tmp/Ran.java"
+		if got := mustRun(t, filter(t, nesting), "", "/bin/sh", "-c", script); got != "ran" {
+			t.Errorf("nesting %v: printed %q", nesting, got)
+		}
+	}
+}
+
+// goRuns is the Go program: threads, a socket to itself, another process.
+func goRuns() string {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			done <- err
+			return
+		}
+		defer l.Close()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err == nil {
+			c.Close()
+			err = exec.Command("/bin/true").Run()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		return err.Error()
+	}
+	if err := os.WriteFile("/tmp/x", []byte("x"), 0o600); err != nil {
+		return err.Error()
+	}
+	return "ran"
 }
