@@ -19,7 +19,7 @@ import (
 // untouched and nothing is left beside it; the one exception is a directory that
 // cannot be synced after the rename: then the new file is there, whole, and a power
 // cut may bring the old one back. It makes no directories.
-func Write(path string, data []byte, perm fs.FileMode) (err error) {
+func Write(path string, data []byte, perm fs.FileMode) error {
 	dir := filepath.Dir(path)
 	// One descriptor for the directory: the temporary file, the rename and the sync
 	// then act on the same directory whatever happens to its name meanwhile.
@@ -28,8 +28,18 @@ func Write(path string, data []byte, perm fs.FileMode) (err error) {
 		return Explain("write", path, err)
 	}
 	defer root.Close()
-	name := filepath.Base(path)
-	tmp := "." + name + "." + rand.Text()
+	return writeIn(root, filepath.Base(path), path, data, perm)
+}
+
+// WriteIn is Write for a name below root, in a directory that somebody else can write: no link
+// in it leads out of root.
+func WriteIn(root *os.Root, name string, data []byte, perm fs.FileMode) error {
+	return writeIn(root, name, filepath.Join(root.Name(), name), data, perm)
+}
+
+// writeIn replaces name below root; path names it in errors.
+func writeIn(root *os.Root, name, path string, data []byte, perm fs.FileMode) (err error) {
+	tmp := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+"."+rand.Text())
 	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return Explain("write", path, err)
@@ -56,11 +66,11 @@ func Write(path string, data []byte, perm fs.FileMode) (err error) {
 	if err = root.Rename(tmp, name); err != nil {
 		return Explain("write", path, err)
 	}
-	return syncDir(root, path)
+	return syncDir(root, filepath.Dir(name), path)
 }
 
-func syncDir(root *os.Root, path string) error {
-	d, err := root.Open(".")
+func syncDir(root *os.Root, dir, path string) error {
+	d, err := root.Open(dir)
 	if err != nil {
 		return Explain("write", path, err)
 	}
