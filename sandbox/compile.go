@@ -151,6 +151,12 @@ func (c *compiler) check() error {
 	default:
 		return fmt.Errorf("read mode %q: unknown; use system or host", c.p.Read)
 	}
+	for _, f := range c.p.Files {
+		below := strings.HasPrefix(f.Path, "/etc/") || inside(f.Path, c.p.Home) && f.Path != c.p.Home
+		if filepath.Clean(f.Path) != f.Path || !below || strings.ContainsRune(f.Path, 0) {
+			return fmt.Errorf("generated file %q: not a clean path below /etc or the home", f.Path)
+		}
+	}
 	return nil
 }
 
@@ -168,7 +174,12 @@ func (c *compiler) system() error {
 				tops = append(tops, "/"+n)
 			}
 		}
-		tops = append(tops, "/etc", "/sys")
+		tops = append(tops, "/sys")
+		if len(c.p.Files) == 0 {
+			tops = append(tops, "/etc")
+		} else if err := c.entries("/etc", why); err != nil {
+			return err
+		}
 	}
 	for _, path := range tops {
 		c.expose(path, why)
@@ -213,6 +224,32 @@ func (c *compiler) expose(path, why string) {
 		return
 	}
 	c.add(rule{target: path, source: real, op: OpBind, access: ReadOnly, kind: kind, why: why})
+}
+
+// entries adds what lies in a directory of the host entry by entry, for one in which files
+// of ours have a place: nothing can be made in a directory that is bound as a whole.
+func (c *compiler) entries(dir, why string) error {
+	names, err := c.h.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	for _, n := range names {
+		path := filepath.Join(dir, n)
+		if text, err := c.h.Readlink(path); err == nil {
+			c.add(rule{target: path, op: OpLink, access: ReadOnly, text: text, why: why})
+			continue
+		}
+		switch {
+		case slices.ContainsFunc(c.p.Files, func(f File) bool { return f.Path == path }):
+		case slices.ContainsFunc(c.p.Files, func(f File) bool { return inside(f.Path, path) }):
+			if err := c.entries(path, why); err != nil {
+				return err
+			}
+		default:
+			c.expose(path, why)
+		}
+	}
+	return nil
 }
 
 // forbidden reports whether a resolved path holds or lies in what must stay hidden,
@@ -278,13 +315,22 @@ func (c *compiler) etc() error {
 	}
 	c.generated("/etc/hosts", hosts, "generated")
 	c.generated("/etc/resolv.conf", resolv, "generated")
+	for _, f := range c.p.Files {
+		if inside(f.Path, c.p.Home) {
+			for _, home := range dedup(c.p.Home, realOr(c.h, c.p.Home)) {
+				c.add(rule{target: home + strings.TrimPrefix(f.Path, c.p.Home), op: OpCover, access: ReadOnly, kind: KindFile, text: f.Content, why: f.Why})
+			}
+			continue
+		}
+		c.add(rule{target: f.Path, op: OpFile, access: ReadOnly, text: f.Content, mode: 0o444, why: f.Why})
+	}
 	return nil
 }
 
 // generated adds a file with our content, also where the host has a link.
 func (c *compiler) generated(path, text, why string) {
 	delete(c.rules, path)
-	if c.p.Read == ReadSystem {
+	if c.p.Read == ReadSystem || len(c.p.Files) > 0 {
 		c.add(rule{target: path, op: OpFile, access: ReadOnly, text: text, mode: 0o444, why: why})
 		return
 	}

@@ -518,3 +518,49 @@ func TestPinsStandBetweenAWritableMountAndWhatLiesBelow(t *testing.T) {
 		}
 	}
 }
+
+// Generated files are what the agent sees, in every read mode, and what else lies beside them
+// on the host stays.
+func TestGeneratedFilesStandInPlaceOfTheHosts(t *testing.T) {
+	for _, mode := range []ReadMode{ReadSystem, ReadHost} {
+		t.Run(string(mode), func(t *testing.T) {
+			h := debian().file("/etc/tool/policy.json", "loose").file("/etc/tool/other", "").file("/etc/app.conf", "").link("/etc/mtab", "../proc/self/mounts")
+			p := alice()
+			p.Read = mode
+			p.Files = []File{{Path: "/etc/tool/policy.json", Content: "strict", Why: "ours"}, {Path: "/home/alice/.tool/settings.json", Content: "{}", Why: "ours"}}
+			plan, err := Compile(p, h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for path, want := range map[string]string{"/etc/tool/policy.json": "strict", "/home/alice/.tool/settings.json": "{}"} {
+				if v := plan.Explain(path); v.Access != ReadOnly || v.Why != "ours" {
+					t.Errorf("%s: %+v", path, v)
+				}
+				if i := slices.IndexFunc(plan.Mounts, func(m Mount) bool { return m.Target == path }); i < 0 || plan.Mounts[i].Content != want {
+					t.Errorf("%s: %+v", path, plan.Mounts)
+				}
+			}
+			pinned := slices.ContainsFunc(plan.Mounts, func(m Mount) bool { return m.Target == "/home/alice/.tool" && m.Pinned })
+			if !pinned {
+				t.Error("the folder of the file in the home can be moved away")
+			}
+			if mode == ReadHost {
+				for _, path := range []string{"/etc/tool/other", "/etc/app.conf", "/etc/passwd"} {
+					if v := plan.Explain(path); v.Access != ReadOnly || v.Source != path {
+						t.Errorf("%s: %+v", path, v)
+					}
+				}
+				if v := plan.Explain("/etc/resolv.conf"); v.Access != ReadOnly || v.Why != "generated" {
+					t.Errorf("resolv.conf: %+v", v)
+				}
+			}
+		})
+	}
+	for _, path := range []string{"etc/x", "/etc/../x", "/usr/x", "/etc", "/home/alice", "/home/alicex/y"} {
+		p := alice()
+		p.Files = []File{{Path: path}}
+		if _, err := Compile(p, debian()); err == nil {
+			t.Errorf("%s: no error", path)
+		}
+	}
+}

@@ -40,6 +40,13 @@ type Grant struct {
 	Access Access `json:"access"`
 }
 
+// File is a file that the boundary makes. It holds no secret.
+type File struct {
+	Path    string `json:"path"`
+	Content string `json:"content"`
+	Why     string `json:"why"`
+}
+
 // Policy is what one agent may touch. Every path is absolute. It holds no secret.
 type Policy struct {
 	Agent string `json:"agent"`
@@ -70,6 +77,9 @@ type Policy struct {
 	// Guest is the host path of agentconnect-guest; inside it is GuestPath.
 	Guest   string      `json:"guest"`
 	Network NetworkMode `json:"network"`
+	// Files are generated files below /etc or the home, read-only inside, in place of what
+	// lies there.
+	Files []File `json:"files,omitempty"`
 	// Nesting allows user namespaces inside, for runtimes with a sandbox of their own.
 	Nesting bool `json:"nesting"`
 	// DieWithParent ends the boundary with its supervisor (direct supervision).

@@ -6,6 +6,7 @@
 //	agentconnect-guest selftest                          a tiny ACP agent on stdin and stdout
 //	agentconnect-guest attack [--targets FILE|-] [--json] [--control]
 //	agentconnect-guest check                             the probe's inside part: a CheckRequest on stdin, a CheckReport on stdout
+//	agentconnect-guest inner -- CMD…                     becomes CMD if an inner sandbox starts here, else ends with 69
 //	agentconnect-guest pty [--rows N] [--cols N] FD -- CMD…
 //	agentconnect-guest exec -- CMD…
 //	agentconnect-guest version
@@ -70,7 +71,7 @@ func usage(format string, args ...any) error {
 
 func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usage("which command? selftest, attack, check, pty, exec or version")
+		return usage("which command? selftest, attack, check, inner, pty, exec or version")
 	}
 	name, args := args[0], args[1:]
 	switch name {
@@ -80,6 +81,8 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return attack(ctx, args, stdin, stdout, stderr)
 	case "check":
 		return check(ctx, stdin, stdout)
+	case "inner":
+		return inner(ctx, args)
 	case "pty":
 		return pty(args, stderr)
 	case "exec":
@@ -90,7 +93,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 	}
 	// Steps that the self-test gives to a process of its own.
 	if len(args) != 1 {
-		return usage("unknown command %q: there are selftest, attack, check, pty, exec and version", name)
+		return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec and version", name)
 	}
 	switch name {
 	case "try":
@@ -107,7 +110,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		selftest.Linger(ctx)
 		return nil
 	}
-	return usage("unknown command %q: there are selftest, attack, check, pty, exec and version", name)
+	return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec and version", name)
 }
 
 func version() string {

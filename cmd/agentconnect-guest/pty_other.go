@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
 )
@@ -13,4 +14,8 @@ func become([]string) error {
 
 func pty([]string, io.Writer) error {
 	return errors.New("pty: not on this system: the sandbox needs Linux; agents run without it and take their own terminal")
+}
+
+func inner(context.Context, []string) error {
+	return errors.New("inner: not on this system: the sandbox needs Linux")
 }

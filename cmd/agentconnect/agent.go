@@ -43,6 +43,8 @@ type settings struct {
 	sandbox, noSandbox bool
 	grants             []string
 	read, nesting      string
+	permissionMode     string
+	credentials        string
 	network            string
 	allow              []string
 	memory, cpu        string
@@ -68,6 +70,8 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 	f.StringArrayVar(&s.grants, "grant", nil, grant)
 	f.StringVar(&s.read, "read", "", "what of the host is readable: system or host")
 	f.StringVar(&s.nesting, "nesting", "", "on or off: user namespaces inside, for runtimes with a sandbox of their own")
+	f.StringVar(&s.credentials, "credentials", "", "whose login the runtime has: host (a copy of yours), private (its own) or secret")
+	f.StringVar(&s.permissionMode, "permission-mode", "", "the runtime's own `MODE` that each session starts in (\"\": its choice)")
 	f.StringVar(&s.network, "network", "", "none or host (allowlist and open: not yet available in this version)")
 	f.StringArrayVar(&s.allow, "allow", nil, "HOST[:PORT] that the agent reaches in network mode allowlist (repeat)")
 	f.StringVar(&s.memory, "memory", "", "memory limit, such as 2G")
@@ -155,6 +159,12 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 	}
 	if given("nesting") {
 		ag.Nesting = s.nesting
+	}
+	if given("credentials") {
+		ag.Credentials = s.credentials
+	}
+	if given("permission-mode") {
+		ag.PermissionMode = s.permissionMode
 	}
 	if given("network") {
 		ag.Network.Mode = sandbox.NetworkMode(s.network)
@@ -376,6 +386,8 @@ type shown struct {
 	System bool                `json:"system,omitempty"`
 	Agent  json.RawMessage     `json:"agent"`
 	Status control.AgentStatus `json:"status"`
+	// Login says that the runtime is not logged in, and how to.
+	Login string `json:"login,omitempty"`
 }
 
 const redacted = "(set)"
@@ -421,7 +433,7 @@ func (a *app) agentShow() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return a.printJSON(shown{File: e.Path, System: e.System, Agent: raw, Status: *st})
+				return a.printJSON(shown{File: e.Path, System: e.System, Agent: raw, Status: *st, Login: s.builder().LoginHint(e.Agent)})
 			}
 			return a.printAgent(s, e.Path, e.Agent, st)
 		},
@@ -443,6 +455,11 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	t.row("read", string(orDefault(ag.Read, sandbox.ReadSystem)))
 	t.row("network", st.Network)
 	t.row("nesting", orDefault(ag.Nesting, "as the runtime needs"))
+	t.row("permission mode", orDefault(ag.PermissionMode, "the runtime's choice"))
+	t.row("credentials", orDefault(ag.Credentials, agent.CredentialsPrivate))
+	if hint := s.builder().LoginHint(ag); hint != "" {
+		t.row("login", hint)
+	}
 	t.row("limits", fmt.Sprintf("memory %s, cpu %s, tasks %d", orDefault(limits.Memory, "-"), orDefault(limits.CPU, "-"), limits.Tasks))
 	if st.Usage != nil {
 		t.row("uses", usageLine(st.Usage))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the ACP runtimes that the integration tests run, pinned by runtimes/package-lock.json,
 # below ~/.cache/agentconnect-dev/runtimes, and prints the folder that holds their commands
-# (claude-agent-acp, codex-acp, gemini, opencode, and a node that is new enough for them).
+# (claude-agent-acp, codex, codex-acp, gemini, opencode, and a node that is new enough for them).
 #
 # Does nothing when that lock file's set is already there. No install script of a package runs,
 # whatever npm's version: node comes as its platform package (the `node` package only downloads
@@ -59,7 +59,7 @@ aarch64) arch=arm64 ;;
 esac
 node=$set_dir/node_modules/node-linux-$arch/bin/node
 [ -x "$node" ] || { say "$node is missing: npm left the optional package out; see $log" && exit 1; }
-for command in claude-agent-acp codex-acp gemini opencode; do
+for command in claude-agent-acp codex codex-acp gemini opencode; do
 	ln -s "../node_modules/.bin/$command" "$set_dir/bin/$command"
 done
 ln -s "../node_modules/node-linux-$arch/bin/node" "$set_dir/bin/node"
@@ -70,7 +70,7 @@ ln -s "../node_modules/node-linux-$arch/bin/node" "$set_dir/bin/node"
 # A set counts only when its programs run.
 PATH=$set_dir/bin:$PATH
 case "$(node --version)" in v2[2-9].* | v[3-9][0-9].*) ;; *) say "node --version says $(node --version): want 22 or later" && exit 1 ;; esac
-for command in claude-agent-acp gemini opencode; do
+for command in claude-agent-acp codex gemini opencode; do
 	"$command" --version >>"$log" 2>&1 </dev/null 9>&- || { say "$command --version failed: see $log" && exit 1; }
 done
 codex-acp --help >>"$log" 2>&1 </dev/null 9>&- || { say "codex-acp --help failed: see $log" && exit 1; }

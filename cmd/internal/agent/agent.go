@@ -21,6 +21,9 @@ type Agent struct {
 	// RunInSandbox is written by us always; absent means true.
 	RunInSandbox   *bool  `json:"runInSandbox,omitempty"`
 	PermissionMode string `json:"permissionMode,omitempty"`
+	// Credentials says whose login the runtime has: CredentialsHost, CredentialsPrivate, or
+	// CredentialsSecret; empty: private.
+	Credentials string `json:"credentials,omitempty"`
 	// Workspace is absolute, or relative to the agent directory ("workspace" by default).
 	Workspace string            `json:"workspace,omitempty"`
 	Memory    string            `json:"memory,omitempty"` // managed, native, none
@@ -57,6 +60,13 @@ type Limits struct {
 type ACP struct {
 	ClientFiles string `json:"clientFiles,omitempty"` // "workspace" or empty
 }
+
+// Whose login a runtime has.
+const (
+	CredentialsHost    = "host"    // a copy of the user's own
+	CredentialsPrivate = "private" // its own, made inside
+	CredentialsSecret  = "secret"  // an agent's secret
+)
 
 // DefaultWorkspace is the workspace, relative to the agent directory, of an agent
 // that names none.

@@ -177,6 +177,7 @@ func (a *Agent) Validate() error {
 	}
 	oneOf(&p, "read", a.Read, sandbox.ReadSystem, sandbox.ReadHost)
 	oneOf(&p, "nesting", a.Nesting, "on", "off")
+	oneOf(&p, "credentials", a.Credentials, CredentialsHost, CredentialsPrivate, CredentialsSecret)
 	oneOf(&p, "network.mode", a.Network.Mode, NetworkModes...)
 	for i, h := range a.Network.Allow {
 		if err := ValidateHost(h); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/native"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -131,6 +132,14 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 	if a.Nesting != "" {
 		p.Nesting = a.Nesting == "on"
 	}
+	if a.Sandboxed() && p.Nesting {
+		// Without namespaces inside, the runtime's own sandbox cannot start at all.
+		files, err := native.Files(s.runtime, b.Host, p.Home, p.HomeDir)
+		if err != nil {
+			return p, refusedConfig(a, err)
+		}
+		p.Files = files
+	}
 	homes, err := otherHomes(p.Home)
 	if err != nil {
 		return p, err
@@ -245,6 +254,10 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err != nil {
 		return nil, err
 	}
+	login, err := b.login(a, s.runtime)
+	if err != nil {
+		return nil, err
+	}
 	return &wire.Spec{
 		Version:     wire.Version,
 		Build:       b.Build,
@@ -261,6 +274,10 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Limits:      b.limits(a),
 		ProbeFile:   b.probeFile(),
 		ClientFiles: cmp.Or(a.ACP.ClientFiles, b.Config.ClientFiles),
+		Mode:        a.PermissionMode,
+		Login:       string(login),
+		LoginHint:   b.loginHint(a, s.runtime),
+		Inner:       a.Sandboxed() && len(p.Files) > 0,
 		StopGrace:   wire.Duration(b.Config.StopGrace),
 		KillGrace:   wire.Duration(b.Config.KillGrace),
 	}, nil
@@ -481,10 +498,15 @@ func (b *Builder) Check(a *agent.Agent) error {
 	if err := b.Judge(a); err != nil {
 		return err
 	}
+	var rt runtimes.Runtime
 	if a.Runtime != "" {
-		if _, err := runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime); err != nil {
+		var err error
+		if rt, err = runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime); err != nil {
 			return refusedConfig(a, err)
 		}
+	}
+	if _, err := b.login(a, rt); err != nil {
+		return err
 	}
 	if !filepath.IsAbs(a.Workspace) {
 		if a.Workspace != "" && !filepath.IsLocal(a.Workspace) {

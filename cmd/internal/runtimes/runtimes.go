@@ -39,6 +39,8 @@ type Runtime struct {
 	// Nesting is whether user namespaces inside are on by default: only for runtimes
 	// that bring a sandbox of their own.
 	Nesting bool
+	// Inner is the sandbox of its own that it brings; empty for none that we know.
+	Inner Inner
 	// ReadRoots are directories that its operator's configuration adds to the installation.
 	ReadRoots []string
 	// Install says how to get it.
@@ -48,6 +50,14 @@ type Runtime struct {
 	// Custom is a runtime that the configuration defines or overrides.
 	Custom bool
 }
+
+// Inner names a runtime's own sandbox for the commands of a model.
+type Inner string
+
+const (
+	InnerClaude Inner = "claude"
+	InnerCodex  Inner = "codex"
+)
 
 // Argv is the command line with program in its first place.
 func (r Runtime) Argv(program string) []string {

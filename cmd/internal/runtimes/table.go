@@ -15,6 +15,7 @@ var table = []Runtime{
 		Credentials: []string{".claude/.credentials.json", ".claude.json"},
 		KeyEnv:      []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"},
 		Nesting:     true,
+		Inner:       InnerClaude,
 		Install:     npm("@agentclientprotocol/claude-agent-acp"),
 	},
 	{
@@ -25,6 +26,7 @@ var table = []Runtime{
 		Credentials: []string{".codex/auth.json"},
 		KeyEnv:      []string{"OPENAI_API_KEY", "CODEX_API_KEY"},
 		Nesting:     true,
+		Inner:       InnerCodex,
 		Install:     npm("@zed-industries/codex-acp"),
 	},
 	{

@@ -184,7 +184,13 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 		return "", err
 	}
 	defer stderr.close()
-	st := s.start(s.spec.Argv, s.spec.Env, s.spec.Dir)
+	carried := s.carryLogin()
+	defer carried.end()
+	argv := s.spec.Argv
+	if s.spec.Inner {
+		argv = append([]string{sandbox.GuestPath, "inner", "--"}, argv...)
+	}
+	st := s.start(argv, s.spec.Env, s.spec.Dir)
 	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
 	process, err := s.run(ctx, st, Placement{})
 	if err != nil {
@@ -208,7 +214,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	}
 	broker := acp.NewBroker(acp.Options{
 		RuntimeIn: in.w, RuntimeOut: out.r, Paths: paths, ClientFiles: s.spec.ClientFiles,
-		Sandboxed: s.spec.Sandboxed, Log: s.opts.Log, OnChange: s.counts,
+		Sandboxed: s.spec.Sandboxed, Mode: s.spec.Mode, Log: s.opts.Log, OnChange: s.counts,
 	})
 	s.mu.Lock()
 	s.process, s.broker, s.since = process, broker, time.Now()
@@ -220,6 +226,11 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 		s.notes = append(s.notes, process.scope.Notes()...)
 	}
 	notes := slices.Clone(s.notes)
+	hint := carried.hint(s.spec.LoginHint)
+	if hint != "" {
+		// For the log and the last word alone: who logs in inside needs no restart.
+		notes = append(notes, hint)
+	}
 	s.mu.Unlock()
 	if process.scope != nil {
 		notes = append(notes, process.scope.Unmet()...)
@@ -281,8 +292,17 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 		s.opts.Log.Info(text)
 		return text, nil
 	}
+	if s.spec.Inner && end.Code == wire.ExitNoInner && !stopped {
+		return "", &launch.UnavailableError{Err: errors.New(innerText)}
+	}
+	if hint != "" && !stopped {
+		text += "; " + hint
+	}
 	return "", errors.New(text) // logged by whoever gets it
 }
+
+// innerText is why a runtime with a sandbox of its own was not started.
+const innerText = "nested-refused: no sandbox starts inside it, and the runtime keeps the commands of its model in one; its log says why, `agentconnect agent edit ID --nesting off` goes without"
 
 // weaknesses are the things this agent runs without, to be said and not to be found out.
 func weaknesses(spec wire.Spec) []string {

@@ -40,6 +40,14 @@ type Spec struct {
 	Bwrap    string `json:"bwrap"`
 	// ClientFiles allows fs/* requests towards ACP clients ("workspace") or not ("").
 	ClientFiles string `json:"clientFiles,omitempty"`
+	// Mode is the permission mode that each session is put into ("": the runtime's choice).
+	Mode string `json:"mode,omitempty"`
+	// Inner: the runtime brings a sandbox of its own, and does not start where none can.
+	Inner bool `json:"inner,omitempty"`
+	// Login is whose login the agent has a copy of ("claude", "codex"; "": nobody's).
+	Login string `json:"login,omitempty"`
+	// LoginHint says that the runtime is not logged in, and how to.
+	LoginHint string `json:"loginHint,omitempty"`
 	// Limits of the runtime's scope; nil under direct supervision.
 	Limits *Limits `json:"limits,omitempty"`
 	// ProbeFile is where the probe's last result stands, under a service manager: a
@@ -177,6 +185,9 @@ const (
 	// ExtraFD is a socket for the program, with PassFD.
 	ExtraFD = 6
 )
+
+// ExitNoInner is how `agentconnect-guest inner` ends where no inner sandbox starts.
+const ExitNoInner = 69
 
 // Words on GateFD.
 const (
