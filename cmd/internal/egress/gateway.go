@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
 // Gateway is the way out of one agent.
@@ -31,17 +32,17 @@ func (g *Gateway) ServeDNS(ctx context.Context, udp []*net.UDPConn, tcp []net.Li
 func (g *Gateway) SetRules(p rules.Policy) error { return nil }
 
 // Stats returns the counters.
-func (g *Gateway) Stats() Stats { return Stats{} }
+func (g *Gateway) Stats() wire.EgressStats { return wire.EgressStats{} }
 
 // Pending returns what waits for the operator, oldest first.
-func (g *Gateway) Pending() []Ask { return nil }
+func (g *Gateway) Pending() []wire.EgressAsk { return nil }
 
 // Allow lets host (HOST[:PORT], as in a rule) through, what waits for it included. It is
 // an error where a rule of the policy denies it, since that would win.
-func (g *Gateway) Allow(host string, s Scope) error { return nil }
+func (g *Gateway) Allow(host string, s wire.EgressScope) error { return nil }
 
 // Deny refuses host, and cuts what is connected to it.
-func (g *Gateway) Deny(host string, s Scope) error { return nil }
+func (g *Gateway) Deny(host string, s wire.EgressScope) error { return nil }
 
 // Close refuses what waits, cuts what is connected, writes the last records and returns
 // when all is over.

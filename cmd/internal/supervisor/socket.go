@@ -137,6 +137,11 @@ func (s *Supervisor) handle(ctx context.Context, conn *net.UnixConn) error {
 	switch req.Op {
 	case wire.OpStatus:
 		return writeLine(conn, wire.Reply{Version: wire.Version, OK: true, Status: s.status()})
+	case wire.OpEgress:
+		if err := s.word(req.Egress); err != nil {
+			return writeLine(conn, wire.Reply{Version: wire.Version, Error: err.Error()})
+		}
+		return writeLine(conn, wire.Reply{Version: wire.Version, OK: true, Status: s.status()})
 	case wire.OpAttach:
 		s.mu.Lock()
 		broker := s.broker

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
+	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
@@ -61,6 +62,7 @@ type Supervisor struct {
 	served   bool // a command was served
 	lastExec lastExec
 	notes    []string
+	gateway  *egress.Gateway // nil in network modes none and host
 
 	execDone chan struct{} // one token after each command
 	wg       sync.WaitGroup
@@ -342,7 +344,11 @@ func (s *Supervisor) line() string {
 	if s.clients == 1 {
 		clients = "1 client"
 	}
-	return strings.Join(append(parts, clients, "network "+string(s.network())), " · ")
+	parts = append(parts, clients, "network "+string(s.network()))
+	if e := s.egressState(); e != nil {
+		parts = append(parts, egressLine(e))
+	}
+	return strings.Join(parts, " · ")
 }
 
 func (s *Supervisor) network() sandbox.NetworkMode {
@@ -360,6 +366,7 @@ func (s *Supervisor) status() *wire.Status {
 	st := &wire.Status{
 		Build: s.opts.Build, Agent: s.spec.Agent, Sandboxed: s.spec.Sandboxed, PID: os.Getpid(), Since: s.since,
 		Clients: s.clients, Sessions: s.sessions, Network: string(s.network()), Notes: s.notes, Line: line,
+		Egress: s.egressState(),
 	}
 	if s.process != nil {
 		st.Runtime = s.process.PID

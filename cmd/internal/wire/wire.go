@@ -48,6 +48,8 @@ type Spec struct {
 	Login string `json:"login,omitempty"`
 	// LoginHint says that the runtime is not logged in, and how to.
 	LoginHint string `json:"loginHint,omitempty"`
+	// Egress is what the agent reaches, in network modes allowlist and open; nil in the others.
+	Egress *Egress `json:"egress,omitempty"`
 	// Limits of the runtime's scope; nil under direct supervision.
 	Limits *Limits `json:"limits,omitempty"`
 	// ProbeFile is where the probe's last result stands, under a service manager: a
@@ -56,6 +58,76 @@ type Spec struct {
 	// StopGrace and KillGrace are the waits after end of stdin and after SIGTERM.
 	StopGrace Duration `json:"stopGrace"`
 	KillGrace Duration `json:"killGrace"`
+}
+
+// Egress is the way out of an agent, of which its supervisor is the gateway.
+type Egress struct {
+	Policy EgressPolicy `json:"policy"`
+	// Records is the path of the record of connections.
+	Records string `json:"records"`
+	Proxy   Proxy  `json:"proxy,omitzero"`
+}
+
+// EgressPolicy is what the operator wrote, as package rules reads it. Its rules have no
+// order; deny beats allow.
+type EgressPolicy struct {
+	// Open: what no rule names is reached, if it is public. Otherwise (an allow-list) it is
+	// not; an empty allow-list lets nothing out.
+	Open  bool     `json:"open,omitempty"`
+	Allow []string `json:"allow,omitempty"`
+	Deny  []string `json:"deny,omitempty"`
+	// Ask is for how many seconds what no rule names waits for the operator's word, in an
+	// allow-list; 0: it is refused at once.
+	Ask int `json:"ask,omitempty"`
+}
+
+// Proxy holds the proxy variables of the daemon's environment. They may contain a password.
+type Proxy struct {
+	HTTPS string `json:"https,omitempty"` // HTTPS_PROXY
+	HTTP  string `json:"http,omitempty"`  // HTTP_PROXY
+	All   string `json:"all,omitempty"`   // ALL_PROXY
+	No    string `json:"no,omitempty"`    // NO_PROXY
+}
+
+// EgressState is what a gateway says of itself.
+type EgressState struct {
+	Stats   EgressStats `json:"stats"`
+	Pending []EgressAsk `json:"pending,omitempty"`
+}
+
+// EgressStats counts since the agent started.
+type EgressStats struct {
+	Allowed  uint64 `json:"allowed"`  // connections that were let out
+	Denied   uint64 `json:"denied"`   // connections and names that were refused
+	Failed   uint64 `json:"failed"`   // let out, and the other side was not reached
+	Active   int    `json:"active"`   // connections now
+	Sent     uint64 `json:"sent"`     // bytes, agent to outside, of connections that ended
+	Received uint64 `json:"received"` // bytes, the other way
+}
+
+// EgressAsk is something that waits for the operator's word.
+type EgressAsk struct {
+	Host  string    `json:"host"`           // a name, or an address
+	Port  uint16    `json:"port,omitempty"` // 0: the name was asked for, no connection yet
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until"` // refused then
+}
+
+// EgressScope says for how long an operator's word holds.
+type EgressScope string
+
+const (
+	EgressOnce   EgressScope = "once"   // the next connection, or what waits
+	EgressRun    EgressScope = "run"    // until the agent ends
+	EgressAlways EgressScope = "always" // as run; that agent.json says so, too, is the caller's work
+)
+
+// EgressWord is an operator's word, or with Policy set a whole new policy.
+type EgressWord struct {
+	Allow  bool          `json:"allow"`
+	Host   string        `json:"host,omitempty"` // as in a rule
+	Scope  EgressScope   `json:"scope,omitempty"`
+	Policy *EgressPolicy `json:"policy,omitempty"`
 }
 
 // Limits bound a scope. Zero means no word about it.
@@ -101,6 +173,8 @@ type Request struct {
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
 	TTY  *WinSize `json:"tty,omitempty"`
+	// Egress is for OpEgress.
+	Egress *EgressWord `json:"egress,omitempty"`
 }
 
 // WinSize is a terminal's size in character cells.
@@ -122,6 +196,8 @@ const (
 	OpSpec = "spec"
 	// OpStatus: the Reply carries Status; the connection then closes.
 	OpStatus = "status"
+	// OpEgress says a word about the network; the Reply carries Status.
+	OpEgress = "egress"
 )
 
 // Reply answers a Request, one JSON line.
@@ -151,6 +227,8 @@ type Status struct {
 	Sessions  int       `json:"sessions"`
 	Network   string    `json:"network"`
 	GitSeals  string    `json:"gitSeals,omitempty"`
+	// Egress is set in network modes allowlist and open.
+	Egress *EgressState `json:"egress,omitempty"`
 	// Notes are things the operator should know: what is weaker than asked, and why.
 	Notes []string `json:"notes,omitempty"`
 	Line  string   `json:"line"` // the STATUS= line

@@ -1,0 +1,65 @@
+// The agent's way out: the gateway that this supervisor is, and the operator's words to it.
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+
+	"agentconnect.md/sandbox/cmd/internal/egress"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+)
+
+// openGateway makes the gateway that the spec asks for; nil where it asks for none. Whoever
+// calls it hands it the connections and closes it when the agent has ended.
+func (s *Supervisor) openGateway() (*egress.Gateway, error) {
+	if s.spec.Egress == nil {
+		return nil, nil
+	}
+	g, err := egress.New(egress.Config{Agent: s.spec.Agent, Egress: *s.spec.Egress, Log: s.opts.Log, Changed: s.said})
+	if err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	s.mu.Lock()
+	s.gateway = g
+	s.mu.Unlock()
+	return g, nil
+}
+
+// said tells the service manager the status line anew.
+func (s *Supervisor) said() { s.opts.Notify("STATUS=" + s.line()) }
+
+// word does what the operator says about the network.
+func (s *Supervisor) word(w *wire.EgressWord) error {
+	s.mu.Lock()
+	g := s.gateway
+	s.mu.Unlock()
+	switch {
+	case g == nil:
+		return fmt.Errorf("agent %s has no rules for its network in mode %s", s.spec.Agent, s.network())
+	case w == nil:
+		return errors.New("nothing is said about the network")
+	case w.Policy != nil:
+		return g.SetRules(*w.Policy)
+	case w.Allow:
+		return g.Allow(w.Host, w.Scope)
+	}
+	return g.Deny(w.Host, w.Scope)
+}
+
+// egressState is for the status; nil without a gateway. The caller holds s.mu.
+func (s *Supervisor) egressState() *wire.EgressState {
+	if s.gateway == nil {
+		return nil
+	}
+	return &wire.EgressState{Stats: s.gateway.Stats(), Pending: s.gateway.Pending()}
+}
+
+// egressLine is its part of the status line.
+func egressLine(e *wire.EgressState) string {
+	line := fmt.Sprintf("egress %d allowed %d denied", e.Stats.Allowed, e.Stats.Denied)
+	if n := len(e.Pending); n > 0 {
+		line += fmt.Sprintf(" %d asking", n)
+	}
+	return line
+}
