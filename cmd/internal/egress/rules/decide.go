@@ -64,10 +64,11 @@ func (t *table) add(r Rule) {
 type Query struct {
 	// Name is in the form of ASCIIName; empty when only an address is known.
 	Name string
-	// Addr is where a connection goes; the zero Addr asks whether the name may be looked up.
+	// Addr is where a connection goes; the zero Addr: somebody else looks the name up.
 	Addr netip.Addr
 	// Own: Addr is one of this machine's own addresses.
-	Own  bool
+	Own bool
+	// Port 0 asks whether the name may be looked up.
 	Port uint16
 }
 
@@ -105,13 +106,13 @@ type Verdict struct {
 //
 // A name may be looked up if a rule allows it on any port, and no rule denies it on all.
 func (s *Set) Decide(q Query) Verdict {
-	lookup := !q.Addr.IsValid()
+	lookup := q.Port == 0
 	addr := q.Addr.Unmap().WithZone("")
 	if r, ok := s.deny.first(q.Name, addr, func(r Rule) bool { return r.port == 0 || !lookup && r.port == q.Port }); ok {
 		return Verdict{Reason: Denied, Rule: r.text}
 	}
 	port := func(r Rule) bool { return lookup || r.port == 0 || r.port == q.Port }
-	if !lookup {
+	if addr.IsValid() {
 		prefix, what, special := Special(addr)
 		if r, ok := s.allow.first("", addr, func(r Rule) bool { return port(r) && reaches(r.prefix, prefix, special, q.Own) }); ok {
 			return Verdict{Allowed: true, Reason: ByRule, Rule: r.text}
@@ -146,6 +147,21 @@ func (s *Set) Host(port uint16) Verdict {
 		return Verdict{Allowed: true, Reason: ByRule, Rule: r.text}
 	}
 	return Verdict{Reason: Unlisted, Ask: s.ask > 0 && port != 0}
+}
+
+// Reachable reports whether a connection to addr is possible at all, on some port: what is
+// not is not given for any name.
+func (s *Set) Reachable(addr netip.Addr, own bool) bool {
+	addr = addr.Unmap().WithZone("")
+	if _, denied := s.deny.first("", addr, func(r Rule) bool { return r.port == 0 }); denied {
+		return false
+	}
+	within, _, special := Special(addr)
+	if !special && !own {
+		return true
+	}
+	_, named := s.allow.first("", addr, func(r Rule) bool { return reaches(r.prefix, within, special, own) })
+	return named
 }
 
 // reaches reports whether an address rule opens an address that lies in a special range or

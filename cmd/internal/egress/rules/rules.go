@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 )
@@ -262,6 +263,9 @@ var profile = sync.OnceValue(func() *idna.Profile {
 // as xn--, no dot at the end.
 func Name(s string) (string, error) {
 	name := s
+	if !utf8.ValidString(s) {
+		return "", errors.New("not UTF-8")
+	}
 	if strings.ContainsFunc(s, func(r rune) bool { return r >= 0x80 }) {
 		var err error
 		if name, err = profile().ToASCII(s); err != nil {
@@ -331,3 +335,45 @@ func quoted(s string) string {
 	}
 	return strconv.Quote(s)
 }
+
+// Same reports whether two rules mean the same.
+func Same(a, b string) bool {
+	x, err := Parse(a)
+	y, err2 := Parse(b)
+	return err == nil && err2 == nil && slices.EqualFunc(x, y, func(r, s Rule) bool { return r.Text() == s.Text() })
+}
+
+// Covers reports whether the rule text takes in all that r does, any-sni aside.
+func Covers(text string, r Rule) bool {
+	wide, err := Parse(text)
+	return err == nil && slices.ContainsFunc(wide, func(w Rule) bool { return w.covers(r) })
+}
+
+func (r Rule) covers(o Rule) bool {
+	if r.port != 0 && r.port != o.port {
+		return false
+	}
+	switch {
+	case r.host || o.host:
+		return r.host && o.host
+	case r.prefix.IsValid() || o.prefix.IsValid():
+		return r.prefix.IsValid() && o.prefix.IsValid() && r.prefix.Bits() <= o.prefix.Bits() && r.prefix.Contains(o.prefix.Addr())
+	case r.under != "":
+		return below(o.name, r.under) || o.under == r.under || below(o.under, r.under)
+	}
+	return r.name == o.name && o.under == ""
+}
+
+// Matches reports whether the rule is about host, a name or an address; a port of 0 on
+// either side is any.
+func (r Rule) Matches(host string, port uint16) bool {
+	if r.port != 0 && port != 0 && r.port != port {
+		return false
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		return r.prefix.IsValid() && r.prefix.Contains(a.Unmap())
+	}
+	return r.host && host == HostName || r.name != "" && r.name == host || r.under != "" && below(host, r.under)
+}
+
+func below(name, parent string) bool { return strings.HasSuffix(name, "."+parent) }

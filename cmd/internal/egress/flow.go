@@ -1,0 +1,862 @@
+// One connection of the agent, from its judgement to its end.
+
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+)
+
+// flow is a connection that is being carried, or refused.
+type flow struct {
+	g      *Gateway
+	client *net.TCPConn
+	dst    netip.AddrPort
+	began  time.Time
+
+	// name and verdict are what it was let out by, once that is known.
+	name    string
+	verdict rules.Verdict
+
+	sent, received atomic.Uint64
+	once           sync.Once
+	refusing       atomic.Bool
+	down           chan struct{} // closed when nothing more comes from the server
+
+	mu     sync.Mutex
+	server stream
+	rec    Record
+	why    string // it was cut, and this is why
+}
+
+// HandleTCP carries one connection of the agent that was meant for dst, to its end. It
+// owns conn. It returns when the connection is over or ctx ends, which cuts it.
+func (g *Gateway) HandleTCP(ctx context.Context, conn *net.TCPConn, dst netip.AddrPort) {
+	defer conn.Close()
+	dst = netip.AddrPortFrom(dst.Addr().Unmap().WithZone(""), dst.Port())
+	f := &flow{g: g, client: conn, dst: dst, began: time.Now(), down: make(chan struct{}),
+		rec: Record{Agent: g.cfg.Agent, Kind: kindTCP, Address: dst.Addr().String(), Port: dst.Port()}}
+	if !dst.IsValid() || dst.Port() == 0 || dst.Addr().IsLoopback() || dst.Addr().IsUnspecified() || dst.Addr().IsMulticast() {
+		// Not what it was meant for, or nothing that is ours to reach.
+		f.refused("not an address to connect to")
+		reset(conn)
+		return
+	}
+	if why := g.admit(f); why != "" {
+		f.refused(why)
+		reset(conn)
+		return
+	}
+	defer g.over(f)
+	ctx, cancel := g.while(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { f.cut("the agent ends") })
+	defer stop()
+	f.run(ctx)
+}
+
+// admit takes a connection in, unless there are too many.
+func (g *Gateway) admit(f *flow) (why string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closed:
+		return "the agent ends"
+	case len(g.flows) >= g.maxFlows:
+		return "there are " + strconv.Itoa(len(g.flows)) + " connections already"
+	}
+	g.flows[f] = struct{}{}
+	g.wg.Add(1)
+	return ""
+}
+
+func (g *Gateway) over(f *flow) {
+	g.mu.Lock()
+	delete(g.flows, f)
+	g.mu.Unlock()
+	g.wg.Done()
+}
+
+// run judges, dials and carries.
+func (f *flow) run(ctx context.Context) {
+	g := f.g
+	v, name := g.judgeConn(ctx, f.dst)
+	f.mu.Lock()
+	f.name, f.verdict = name, v
+	f.rec.Name, f.rec.Rule = name, v.Rule
+	f.mu.Unlock()
+	if !v.Allowed {
+		f.refuse(g.why(v))
+		return
+	}
+	server, dialled, err := g.dial(ctx, f.dst, name, v)
+	if err == nil {
+		defer server.Close()
+	}
+	f.mu.Lock()
+	f.server = server
+	if dialled != f.rec.Address {
+		f.rec.Dialled = dialled
+	}
+	cut := f.why
+	f.mu.Unlock()
+	switch {
+	case cut != "": // while it was dialled
+		f.end(Cut, cut)
+		reset(f.client)
+		return
+	case err != nil:
+		g.failures.Add(1)
+		f.end(Failed, err.Error())
+		reset(f.client)
+		return
+	}
+	f.carry()
+}
+
+// carry copies both ways until both have ended.
+func (f *flow) carry() {
+	stop := f.watch()
+	defer stop()
+	gate := newGate()
+	go func() {
+		defer close(f.down)
+		if err := pump(f.client, f.server, &f.received, gate); err == nil {
+			_ = f.client.CloseWrite() // the client may go on: it is half closed
+		} else if !f.refusing.Load() {
+			f.drop() // there is nobody left, or nothing more to tell
+		}
+	}()
+	err := f.up(gate)
+	var no *refusal
+	var unread *writeError
+	switch {
+	case errors.As(err, &no):
+		f.refusing.Store(true)
+		f.server.Close()
+		<-f.down
+		f.refuseSaid(no)
+		return
+	case err == nil:
+		_ = f.server.CloseWrite()
+	case errors.As(err, &unread):
+		// The server reads no more; what it has sent still reaches the client.
+	default:
+		f.drop()
+	}
+	<-f.down
+	if err != nil {
+		f.drop()
+	}
+	f.letOut()
+	f.mu.Lock()
+	why := f.why
+	f.mu.Unlock()
+	if why != "" {
+		f.end(Cut, why)
+	} else {
+		f.end(Allowed, "")
+	}
+}
+
+// letOut counts the connection as let out, once.
+func (f *flow) letOut() {
+	f.once.Do(func() {
+		f.g.allowed.Add(1)
+		f.g.notice.changed()
+	})
+}
+
+// drop ends both sides so that each is told that something went wrong.
+func (f *flow) drop() {
+	reset(f.client)
+	if s, ok := f.server.(*net.TCPConn); ok {
+		reset(s)
+	} else {
+		f.server.Close()
+	}
+}
+
+// longAfter is when a connection that goes on is recorded for the first time.
+const longAfter = 2 * time.Second
+
+// watch records that the connection goes on, and cuts it when no byte has passed for long.
+func (f *flow) watch() (stop func()) {
+	var mu sync.Mutex
+	var t *time.Timer
+	last, long, over := uint64(0), false, false
+	mu.Lock()
+	defer mu.Unlock()
+	t = time.AfterFunc(longAfter, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		now := f.sent.Load() + f.received.Load()
+		switch {
+		case over:
+			return
+		case !long:
+			long = true
+			f.mu.Lock()
+			r := f.rec
+			f.mu.Unlock()
+			r.Verdict = Open
+			f.g.records.add(&r)
+		case now == last:
+			f.cut("no byte passed for " + f.g.times.idle.String())
+			return
+		}
+		last = now
+		t.Reset(f.g.times.idle)
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		t.Stop()
+	}
+}
+
+// refusal is why a connection that was let out by its address is refused for what the
+// client said.
+type refusal struct {
+	seen  string
+	why   string
+	alert byte // for TLS
+	http  bool
+}
+
+func (r *refusal) Error() string { return r.why }
+
+// up carries what the client sends, and looks at it where that matters.
+func (f *flow) up(gate *gate) error {
+	open := f.g.rules().Open()
+	strict := f.verdict.ByName && !open
+	if !strict && !open {
+		f.letOut()
+		return pump(f.server, f.client, &f.sent, nil)
+	}
+	in := newIntake(f.client)
+	defer in.release()
+	for {
+		if err := in.more(); err != nil {
+			if err != io.EOF {
+				return err
+			}
+			// Nothing more will make a request of it, unless the server takes it as it is.
+			if strict && looksLikeHTTP(append(in.held(), '\n')) == alike {
+				return &refusal{why: "the request " + errBadHTTP.Error(), http: true}
+			}
+			return nil
+		}
+		b := in.held()
+		switch looksLikeTLS(b) {
+		case alike:
+			return f.upTLS(in, strict)
+		case unlike:
+			switch looksLikeHTTP(b) {
+			case alike:
+				return f.upHTTP(in, gate, strict)
+			case unlike:
+				return f.rest(in)
+			}
+		}
+		// Not even a line yet: without its end no server of these acts on it, and one of
+		// another kind may answer.
+		if len(b) > maxHead && strict {
+			return &refusal{why: "the request " + errTooLong.Error(), http: true}
+		}
+		if err := f.send(in, len(b)); err != nil {
+			return err
+		}
+	}
+}
+
+// rest sends on what is held and all that follows, without a further look.
+func (f *flow) rest(in *intake) error {
+	f.letOut()
+	f.client.SetReadDeadline(time.Time{})
+	if err := f.pass(in, len(in.held())); err != nil {
+		return err
+	}
+	in.release()
+	return pump(f.server, f.client, &f.sent, nil)
+}
+
+// send sends the first n held bytes on, and still holds them.
+func (f *flow) send(in *intake, n int) error {
+	if n <= in.gone {
+		return nil
+	}
+	m, err := f.server.Write(in.held()[in.gone:n])
+	f.sent.Add(uint64(m))
+	in.gone += m
+	if err != nil {
+		return &writeError{err}
+	}
+	return nil
+}
+
+// pass sends the first n held bytes on.
+func (f *flow) pass(in *intake, n int) error {
+	if err := f.send(in, n); err != nil {
+		return err
+	}
+	in.take(n)
+	return nil
+}
+
+// within sets how long the client may take for what it has begun.
+func (f *flow) within() { f.client.SetReadDeadline(time.Now().Add(f.g.times.inspect)) }
+
+// ended turns an end of input into none.
+func ended(err error) error {
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+// admits reports whether the name that the client tells the server is one that this address
+// was given for and that is allowed.
+func (f *flow) admits(name string) (v rules.Verdict, ok bool) {
+	if name == f.name {
+		return f.verdict, true
+	}
+	if !f.g.given.has(name, f.dst.Addr()) {
+		return rules.Verdict{Reason: rules.Unlisted}, false
+	}
+	v, _ = f.g.decide([]string{name}, f.dst, false)
+	return v, v.Allowed
+}
+
+// judgeSaid judges the name that the client told, strictly or, in mode open, by what a rule
+// denies. The refusal has no words for the client yet.
+func (f *flow) judgeSaid(name string, strict bool) *refusal {
+	if !strict {
+		v := f.g.rules().Decide(f.g.query(name, f.dst))
+		if v.Reason == rules.Denied {
+			f.mu.Lock()
+			f.rec.Rule = v.Rule
+			f.mu.Unlock()
+			return &refusal{seen: name, why: f.g.why(v)}
+		}
+		f.says(name, rules.Verdict{})
+		return nil
+	}
+	v, ok := f.admits(name)
+	if ok {
+		f.says(name, v)
+		return nil
+	}
+	if v.Reason == rules.Unlisted {
+		if f.g.rules().Decide(f.g.query(name, f.dst)).Allowed {
+			return &refusal{seen: name, why: fmt.Sprintf("%s was not looked up at this address: it leads elsewhere", name)}
+		}
+		return &refusal{seen: name, why: fmt.Sprintf("the address was given for %s, and %s was asked for there, which no rule allows", f.name, name)}
+	}
+	return &refusal{seen: name, why: f.g.why(v)}
+}
+
+// says notes what the client told: the connection is that name's from here on.
+func (f *flow) says(name string, v rules.Verdict) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if name == f.rec.Name {
+		return
+	}
+	if f.g.given.has(name, f.dst.Addr()) {
+		f.name, f.rec.Name = name, name
+		if v.Allowed {
+			f.verdict, f.rec.Rule = v, v.Rule
+		}
+	} else {
+		f.rec.Seen = name
+	}
+}
+
+// upTLS looks at the ClientHello, and at a second one that the server may ask for.
+func (f *flow) upTLS(in *intake, strict bool) error {
+	f.within()
+	first, err := f.nextHello(in, strict)
+	if first == nil || err != nil || !strict {
+		if err != nil {
+			return err
+		}
+		return f.rest(in)
+	}
+	f.letOut()
+	f.client.SetReadDeadline(time.Time{})
+	for {
+		// After a HelloRetryRequest the client says all of it again.
+		kind, body, n, err := parseRecord(in.held())
+		switch {
+		case kind == recordData && !first.early, err != nil && err != errShort:
+			return f.rest(in)
+		case err == errShort:
+			if err := in.more(); err != nil {
+				if err != io.EOF {
+					return err
+				}
+				return f.pass(in, len(in.held()))
+			}
+		case kind == recordChangeCipherSpec, kind == recordData:
+			if err := f.pass(in, n); err != nil {
+				return err
+			}
+		case kind == recordHandshake && body[0] == clientHello:
+			again, err := f.nextHello(in, strict)
+			if err != nil {
+				return err
+			}
+			if again.name != first.name {
+				return errBadHello
+			}
+			return f.rest(in)
+		default:
+			return f.rest(in)
+		}
+	}
+}
+
+// nextHello reads a ClientHello, judges it and sends it on; nil in mode open, where it is
+// none that can be read.
+func (f *flow) nextHello(in *intake, strict bool) (*hello, error) {
+	var p helloParser
+	for {
+		h, n, err := p.parse(in.held())
+		if err == errShort {
+			if err = in.more(); err == nil {
+				continue
+			}
+		}
+		switch {
+		case err != nil && !strict:
+			return nil, nil // what follows is not looked at
+		case err != nil && !errors.Is(err, errBadHello) && err != errTooLong && !timedOut(err):
+			return nil, err
+		case err != nil:
+			return nil, &refusal{why: "it began like TLS, and " + sayHello(err), alert: alertAccessDenied}
+		case strict && h.encrypted:
+			return nil, &refusal{seen: h.name, why: "the server's name is encrypted (ECH), so it cannot be compared; a rule with any-sni lets it pass", alert: alertAccessDenied}
+		case strict && h.name == "":
+			return nil, &refusal{why: "no server name in TLS, so it cannot be compared; a rule with any-sni lets it pass", alert: alertUnrecognizedName}
+		case h.name != "":
+			if no := f.judgeSaid(h.name, strict); no != nil {
+				no.alert = alertUnrecognizedName
+				return nil, no
+			}
+		}
+		return &h, f.pass(in, n)
+	}
+}
+
+func sayHello(err error) string {
+	if timedOut(err) {
+		return "the ClientHello did not come to an end in time"
+	}
+	return "its ClientHello is " + err.Error()
+}
+
+func timedOut(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// upHTTP judges each request. In mode open only the first is looked at.
+func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
+	for first := true; ; first = false {
+		head, err := f.nextHead(in)
+		if err == nil && head == nil {
+			return nil // ended between two requests
+		}
+		var r *request
+		if err == nil {
+			r, err = parseRequest(head)
+		}
+		switch {
+		case err != nil && !strict && (err != io.EOF || len(in.held()) > 0):
+			return f.rest(in)
+		case timedOut(err):
+			return f.refuseRequest(first, &refusal{why: "the request did not come to an end in time", http: true})
+		case err == errNoHost, err == errBadHTTP, err == errTooLong:
+			return f.refuseRequest(first, &refusal{why: "the request " + err.Error(), http: true})
+		case err != nil:
+			return err
+		}
+		if no := f.judgeRequest(r, strict); no != nil {
+			return f.refuseRequest(first, no)
+		}
+		if !strict {
+			return f.rest(in)
+		}
+		f.letOut()
+		f.client.SetReadDeadline(time.Time{})
+		switching := r.upgrade != "" || r.method == "CONNECT"
+		if switching {
+			if !first {
+				return f.refuseRequest(first, &refusal{seen: r.host, why: "an upgrade in the middle of a connection"})
+			}
+			gate.want()
+		}
+		out := r.passOn(head)[in.gone:] // what went ahead is of the first line
+		n, err := f.server.Write(out)
+		f.sent.Add(uint64(n))
+		if err != nil {
+			return &writeError{err}
+		}
+		in.take(len(head))
+		if err := f.body(in, r.length); err != nil {
+			return err
+		}
+		if !switching {
+			continue
+		}
+		select {
+		case status := <-gate.status:
+			if status == 101 || r.method == "CONNECT" && status/100 == 2 {
+				return f.rest(in)
+			}
+		case <-f.down:
+			return errNoAnswer
+		}
+	}
+}
+
+var errNoAnswer = errors.New("the server ended without an answer")
+
+// nextHead waits for a request's head; nil: the connection ended before one began. The time
+// it may take begins with its first byte.
+func (f *flow) nextHead(in *intake) ([]byte, error) {
+	seen, began := 0, false
+	for {
+		b := in.held()
+		skip := 0
+		for skip < len(b) && (b[skip] == '\r' || b[skip] == '\n') {
+			skip++
+		}
+		if skip > 0 {
+			in.take(skip)
+			seen = 0
+			continue
+		}
+		if end := headEnd(b, seen); end > 0 {
+			return b[:end], nil
+		}
+		if seen = len(b); seen > maxHead {
+			return nil, errTooLong
+		}
+		if seen > 0 && !began {
+			began = true
+			f.within()
+		}
+		if err := in.more(); err != nil {
+			if err == io.EOF && len(in.held()) == 0 {
+				err = nil
+			}
+			return nil, err
+		}
+	}
+}
+
+// judgeRequest judges the host that a request is for.
+func (f *flow) judgeRequest(r *request, strict bool) *refusal {
+	var no *refusal
+	if r.through && strict && r.host != f.name {
+		// Asked of a proxy that a rule allows: what it would reach is judged by itself.
+		v := f.g.rules().Decide(throughQuery(r))
+		if !v.Allowed {
+			no = &refusal{seen: r.host, why: fmt.Sprintf("a proxy (%s) was asked for %s, and %s", f.name, r.host, f.g.why(v))}
+		} else {
+			f.mu.Lock()
+			f.rec.Seen = r.host
+			f.mu.Unlock()
+		}
+	} else {
+		no = f.judgeSaid(r.host, strict)
+	}
+	if no != nil {
+		no.http = true
+	}
+	return no
+}
+
+func throughQuery(r *request) rules.Query {
+	if a, err := netip.ParseAddr(r.host); err == nil {
+		return rules.Query{Addr: a, Port: r.port}
+	}
+	return rules.Query{Name: r.host, Port: r.port}
+}
+
+// refuseRequest is the refusal of the first request; of a later one only the end, as the
+// answers of those before may be on their way.
+func (f *flow) refuseRequest(first bool, no *refusal) error {
+	if first {
+		return no
+	}
+	f.cut(no.why)
+	f.mu.Lock()
+	f.rec.Seen = no.seen
+	f.mu.Unlock()
+	return no
+}
+
+// body sends a request's body on.
+func (f *flow) body(in *intake, length int64) error {
+	if length >= 0 {
+		return f.exactly(in, length)
+	}
+	for {
+		line, err := f.line(in, maxChunkLine)
+		if err != nil {
+			return err
+		}
+		size, err := chunkSize(line)
+		if err != nil {
+			return err
+		}
+		if size == 0 {
+			break
+		}
+		if err := f.exactly(in, size); err != nil {
+			return err
+		}
+		if line, err := f.line(in, 2); err != nil || line != "" {
+			return errors.Join(err, errBadHTTP)
+		}
+	}
+	for { // trailers
+		line, err := f.line(in, maxChunkLine)
+		if err != nil || line == "" {
+			return err
+		}
+	}
+}
+
+// exactly sends n bytes on.
+func (f *flow) exactly(in *intake, n int64) error {
+	for n > 0 {
+		if len(in.held()) == 0 {
+			if n > firstBytes {
+				return pumpN(f.server, f.client, n, &f.sent)
+			}
+			if err := in.more(); err != nil {
+				return err
+			}
+		}
+		now := int(min(n, int64(len(in.held()))))
+		if err := f.pass(in, now); err != nil {
+			return err
+		}
+		n -= int64(now)
+	}
+	return nil
+}
+
+// line sends a line on that is not longer than most, without its end.
+func (f *flow) line(in *intake, most int) (string, error) {
+	for {
+		b := in.held()
+		for i, c := range b {
+			if c == '\n' {
+				text, _, err := cutLine(b[:i+1])
+				if err != nil {
+					return "", err
+				}
+				return text, f.pass(in, i+1)
+			}
+		}
+		if len(b) > most {
+			return "", errBadHTTP
+		}
+		if err := in.more(); err != nil {
+			return "", err
+		}
+	}
+}
+
+// refuse ends a connection that was not let out: where the client speaks first and waits for
+// an answer, it gets one that says so.
+func (f *flow) refuse(why string) {
+	f.mu.Lock()
+	cut := f.why
+	f.mu.Unlock()
+	port := f.dst.Port()
+	if cut != "" || port != 443 && port != 80 {
+		f.refused(why)
+		reset(f.client)
+		return
+	}
+	in := newIntake(f.client)
+	defer in.release()
+	f.client.SetReadDeadline(time.Now().Add(f.g.times.refusal))
+	seen := ""
+	var p helloParser
+	for n := 0; ; {
+		if port == 443 {
+			h, _, err := p.parse(in.held())
+			if err != errShort {
+				seen = h.name
+				break
+			}
+		} else {
+			if end := headEnd(in.held(), n); end > 0 {
+				if r, err := parseRequest(in.held()[:end]); err == nil {
+					seen = r.host
+				}
+				break
+			}
+			if n = len(in.held()); n > maxHead {
+				break
+			}
+		}
+		if in.more() != nil {
+			break
+		}
+	}
+	f.mu.Lock()
+	if seen != f.rec.Name {
+		f.rec.Seen = seen
+	}
+	f.mu.Unlock()
+	f.refused(why)
+	if len(in.held()) == 0 {
+		reset(f.client)
+		return
+	}
+	if port == 443 {
+		f.lastWords(tlsAlert(alertAccessDenied))
+	} else {
+		f.lastWords(f.page(why))
+	}
+}
+
+// refuseSaid ends a connection for what the client said.
+func (f *flow) refuseSaid(no *refusal) {
+	f.mu.Lock()
+	f.rec.Seen = no.seen
+	f.mu.Unlock()
+	f.refused(no.why)
+	switch {
+	case f.received.Load() > 0: // the server has spoken already
+		reset(f.client)
+	case no.alert != 0:
+		f.lastWords(tlsAlert(no.alert))
+	case no.http:
+		f.lastWords(f.page(no.why))
+	default:
+		reset(f.client)
+	}
+}
+
+// page is what a browser shows of a refusal.
+func (f *flow) page(why string) []byte {
+	f.mu.Lock()
+	r := f.rec
+	f.mu.Unlock()
+	host := r.Seen
+	if host == "" {
+		if host = r.Name; host == "" {
+			host = r.Address
+		}
+	}
+	body := fmt.Sprintf("agentconnect: agent %s may not connect to %s: %s\nThe operator can let it through: agentconnect egress allow %s %s\n",
+		f.g.cfg.Agent, net.JoinHostPort(host, strconv.Itoa(int(r.Port))), why, f.g.cfg.Agent, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
+	return fmt.Appendf(nil, "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
+}
+
+// lastWords are sent before the end. What the client still sends is read away for a moment:
+// bytes that nobody read would turn the end into a reset, and the words would be lost.
+func (f *flow) lastWords(b []byte) {
+	f.client.SetDeadline(time.Now().Add(f.g.times.refusal))
+	if _, err := f.client.Write(b); err != nil {
+		return
+	}
+	if f.client.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, f.client, 1<<20)
+	}
+}
+
+// refused counts and records that the connection was refused.
+func (f *flow) refused(why string) {
+	f.mu.Lock()
+	r := f.rec
+	if r.Reason = why; f.why != "" {
+		r.Reason = f.why
+	}
+	f.mu.Unlock()
+	r.Sent, r.Received = f.sent.Load(), f.received.Load()
+	f.g.denied(r)
+}
+
+// end records how it ended.
+func (f *flow) end(verdict, why string) {
+	f.mu.Lock()
+	r := f.rec
+	f.mu.Unlock()
+	r.Verdict, r.Reason = verdict, why
+	r.Sent, r.Received = f.sent.Load(), f.received.Load()
+	r.Millis = time.Since(f.began).Milliseconds()
+	f.g.sent.Add(r.Sent)
+	f.g.received.Add(r.Received)
+	f.g.records.add(&r)
+	f.g.notice.changed()
+}
+
+// cut ends it at once, whatever it is doing.
+func (f *flow) cut(why string) {
+	f.mu.Lock()
+	if f.why == "" {
+		f.why = why
+	}
+	server := f.server
+	f.mu.Unlock()
+	reset(f.client)
+	if s, ok := server.(*net.TCPConn); ok {
+		reset(s)
+	} else if server != nil {
+		server.Close()
+	}
+}
+
+// reset closes c so that its peer is told that something went wrong.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}
+
+// cutDenied cuts the connections that the rules no longer allow.
+func (g *Gateway) cutDenied() {
+	g.mu.Lock()
+	all := make([]*flow, 0, len(g.flows))
+	for f := range g.flows {
+		all = append(all, f)
+	}
+	g.mu.Unlock()
+	for _, f := range all {
+		f.mu.Lock()
+		name, seen, was := f.name, f.rec.Seen, f.verdict
+		f.mu.Unlock()
+		if !was.Allowed {
+			continue // refused, or waits and looks itself
+		}
+		v, _ := g.decide([]string{name}, f.dst, false)
+		if once := strings.HasSuffix(was.Rule, onceMark); !v.Allowed && (!once || v.Reason == rules.Denied) {
+			f.cut(g.why(v))
+		} else if seen != "" {
+			if v := g.rules().Decide(g.query(seen, f.dst)); v.Reason == rules.Denied {
+				f.cut(g.why(v))
+			}
+		}
+	}
+}

@@ -1,0 +1,353 @@
+// Plain HTTP/1: each request of a connection names a host, and each is judged. What a
+// server could read in another way than this file does is refused.
+
+package egress
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+)
+
+// Bounds, in bytes.
+const (
+	maxHead      = 48 << 10 // a request's line and headers
+	maxChunkLine = 4 << 10
+)
+
+var (
+	errBadHTTP = errors.New("not a request that every server reads in the same way")
+	errNoHost  = errors.New("names no host")
+)
+
+// likeness of the first bytes to a protocol.
+type likeness int
+
+const (
+	unlike likeness = iota - 1
+	unsure          // more is needed
+	alike
+)
+
+// looksLikeHTTP judges by the first line: a request of HTTP/1, or of HTTP/2 without TLS.
+// What could still become one is unsure.
+func looksLikeHTTP(b []byte) likeness {
+	b = bytes.TrimLeftFunc(b, blank) // servers pass over empty lines, and some over blanks
+	i := 0
+	for i < len(b) && tokenByte(b[i]) {
+		i++
+	}
+	switch {
+	case i == len(b) && i <= maxMethod:
+		return unsure
+	case i == 0, i > maxMethod, b[i] != ' ' && b[i] != '\t' && b[i] != '\v' && b[i] != '\f' && b[i] != '\r':
+		return unlike
+	}
+	end := bytes.IndexByte(b, '\n')
+	if end < 0 {
+		return unsure
+	}
+	words := strings.FieldsFunc(string(b[:end]), blank)
+	last := words[len(words)-1]
+	if len(last) >= 5 && strings.EqualFold(last[:5], "HTTP/") {
+		return alike
+	}
+	// HTTP/0.9 has no version, and the methods that a server might take so.
+	if len(words) == 2 && strings.HasPrefix(words[1], "/") && strings.ToUpper(words[0]) == words[0] {
+		return alike
+	}
+	return unlike
+}
+
+const maxMethod = 32
+
+func blank(r rune) bool { return r == ' ' || '\t' <= r && r <= '\r' }
+
+func tokenByte(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
+}
+
+// request is the head of one request.
+type request struct {
+	size   int // of the head in bytes
+	method string
+	// host and port are what it is for: of the target, where that names one, else of Host.
+	// Both are the same, or the request is refused. port 0: not said.
+	host string
+	port uint16
+	// through: the server is asked to reach host itself, as a proxy.
+	through bool
+	length  int64 // of the body; -1: in chunks
+	upgrade string
+	// drop are lines of the head that are not passed on, as [from, to).
+	drop [][2]int
+}
+
+// headEnd finds the end of a head in b, of which the first from bytes were looked at; 0: it
+// is not there yet.
+func headEnd(b []byte, from int) int {
+	for i := max(0, from-3); i < len(b); i++ {
+		if b[i] != '\n' {
+			continue
+		}
+		rest := b[i+1:]
+		switch {
+		case len(rest) > 0 && rest[0] == '\n':
+			return i + 2
+		case len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n':
+			return i + 3
+		}
+	}
+	return 0
+}
+
+// parseRequest reads a head that ends at its last byte, without empty lines in front.
+func parseRequest(head []byte) (*request, error) {
+	r := &request{size: len(head)}
+	line, rest, err := cutLine(head)
+	if err != nil {
+		return nil, err
+	}
+	words := strings.Split(line, " ")
+	if len(words) != 3 || !token(words[0]) || words[1] == "" {
+		return nil, errBadHTTP
+	}
+	r.method = words[0]
+	old := false
+	switch words[2] {
+	case "HTTP/1.1":
+	case "HTTP/1.0":
+		old = true
+	default:
+		return nil, errBadHTTP
+	}
+	var hosts, lengths, codings []string
+	connection, h2c := [][2]int{}, false
+	for {
+		from := len(head) - len(rest)
+		if line, rest, err = cutLine(rest); err != nil {
+			return nil, err
+		}
+		if line == "" {
+			break
+		}
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || !token(name) { // also a line that continues the one before
+			return nil, errBadHTTP
+		}
+		value = strings.Trim(value, " \t")
+		at := [2]int{from, len(head) - len(rest)}
+		switch strings.ToLower(name) {
+		case "host":
+			hosts = append(hosts, value)
+		case "content-length":
+			lengths = append(lengths, value)
+		case "transfer-encoding":
+			codings = append(codings, value)
+		case "connection":
+			connection = append(connection, at)
+		case "http2-settings":
+			r.drop = append(r.drop, at)
+		case "upgrade":
+			for _, v := range strings.Split(value, ",") {
+				if v, _, _ := strings.Cut(strings.TrimSpace(v), "/"); strings.EqualFold(v, "h2c") {
+					h2c = true
+				}
+			}
+			if r.upgrade = value; h2c {
+				r.drop = append(r.drop, at)
+			}
+		}
+	}
+	if len(rest) > 0 {
+		return nil, errBadHTTP
+	}
+	if h2c {
+		// The server would go on in HTTP/2, where a request hides its host from here. Without
+		// the offer it answers in HTTP/1.
+		r.upgrade = ""
+		r.drop = append(r.drop, connection...)
+	}
+	if r.length, err = bodyLength(lengths, codings, old); err != nil {
+		return nil, err
+	}
+	return r, r.target(words[1], hosts)
+}
+
+// target sets where the request goes.
+func (r *request) target(target string, hosts []string) error {
+	authority, defaultPort := "", uint16(0)
+	switch {
+	case r.method == "CONNECT":
+		authority, r.through = target, true
+	case target == "*" && r.method == "OPTIONS":
+	case strings.HasPrefix(target, "/"):
+	default:
+		scheme, rest, ok := strings.Cut(target, "://")
+		if !ok || !strings.EqualFold(scheme, "http") && !strings.EqualFold(scheme, "https") {
+			return errBadHTTP
+		}
+		if defaultPort = 80; strings.EqualFold(scheme, "https") {
+			defaultPort = 443
+		}
+		authority, _, _ = strings.Cut(rest, "/")
+		authority, _, _ = strings.Cut(authority, "?")
+		r.through = true
+	}
+	if len(hosts) > 1 {
+		return errBadHTTP
+	}
+	if len(hosts) == 1 {
+		host, port, err := hostPort(hosts[0])
+		if err != nil {
+			return err
+		}
+		r.host, r.port = host, port
+	}
+	if r.through {
+		host, port, err := hostPort(authority)
+		if err != nil {
+			return err
+		}
+		// A CONNECT's Host is often without the port, or the proxy's own name.
+		if r.host != "" && r.host != host && r.method != "CONNECT" {
+			return errBadHTTP
+		}
+		if port == 0 {
+			if port = defaultPort; port == 0 {
+				return errBadHTTP // a CONNECT without
+			}
+		}
+		r.host, r.port = host, port
+	}
+	if r.host == "" {
+		return errNoHost
+	}
+	return nil
+}
+
+// hostPort reads an authority as it stands in a request: a name or an address.
+func hostPort(s string) (host string, port uint16, err error) {
+	host = s
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
+		n, err := strconv.ParseUint(s[i+1:], 10, 16)
+		if err != nil || n == 0 || s[i+1] == '+' {
+			return "", 0, errBadHTTP
+		}
+		host, port = s[:i], uint16(n)
+	}
+	if inner, ok := strings.CutPrefix(host, "["); ok {
+		a, err := netip.ParseAddr(strings.TrimSuffix(inner, "]"))
+		if err != nil || !strings.HasSuffix(inner, "]") || a.Zone() != "" {
+			return "", 0, errBadHTTP
+		}
+		return a.Unmap().String(), port, nil
+	}
+	if a, err := netip.ParseAddr(host); err == nil && a.Is4() {
+		return a.String(), port, nil
+	}
+	name, ok := rules.ASCIIName(host)
+	if !ok {
+		return "", 0, errBadHTTP
+	}
+	return name, port, nil
+}
+
+// bodyLength is the length of a request's body in bytes; -1: it comes in chunks.
+func bodyLength(lengths, codings []string, old bool) (int64, error) {
+	switch {
+	case len(codings) > 0:
+		if len(codings) > 1 || len(lengths) > 0 || old || !strings.EqualFold(codings[0], "chunked") {
+			return 0, errBadHTTP
+		}
+		return -1, nil
+	case len(lengths) > 1:
+		return 0, errBadHTTP
+	case len(lengths) == 1:
+		n, err := strconv.ParseUint(lengths[0], 10, 63)
+		if err != nil || lengths[0][0] == '+' {
+			return 0, errBadHTTP
+		}
+		return int64(n), nil
+	}
+	return 0, nil
+}
+
+// cutLine takes a line off; CR is allowed in front of LF and nowhere else, as is no byte
+// that some servers end a line or a text at.
+func cutLine(b []byte) (line string, rest []byte, err error) {
+	i := bytes.IndexByte(b, '\n')
+	if i < 0 {
+		return "", nil, errBadHTTP
+	}
+	raw := bytes.TrimSuffix(b[:i], []byte{'\r'})
+	for _, c := range raw {
+		if c < ' ' && c != '\t' || c == 0x7f {
+			return "", nil, errBadHTTP
+		}
+	}
+	return string(raw), b[i+1:], nil
+}
+
+func token(s string) bool {
+	for i := range len(s) {
+		if !tokenByte(s[i]) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// passOn is the head as the server gets it.
+func (r *request) passOn(head []byte) []byte {
+	if len(r.drop) == 0 {
+		return head
+	}
+	out := make([]byte, 0, len(head))
+	for i := 0; i < len(head); {
+		end := i + bytes.IndexByte(head[i:], '\n') + 1
+		drop := false
+		for _, d := range r.drop {
+			drop = drop || d[0] == i
+		}
+		if !drop {
+			out = append(out, head[i:end]...)
+		}
+		i = end
+	}
+	return out
+}
+
+// chunkSize reads the line in front of a chunk: the size of what follows in bytes.
+func chunkSize(line string) (int64, error) {
+	digits, _, _ := strings.Cut(line, ";")
+	digits = strings.TrimRight(digits, " \t")
+	if len(digits) == 0 || len(digits) > 15 {
+		return 0, errBadHTTP
+	}
+	for i := range len(digits) {
+		c := digits[i]
+		if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F') {
+			return 0, errBadHTTP
+		}
+	}
+	n, err := strconv.ParseInt(digits, 16, 64)
+	return n, err
+}
+
+// responseStatus reads the status of a response's head.
+func responseStatus(head []byte) (int, error) {
+	line, _, err := cutLine(head)
+	if err != nil || len(line) < 12 || line[:7] != "HTTP/1." || line[8] != ' ' {
+		return 0, errBadHTTP
+	}
+	n, err := strconv.Atoi(line[9:12])
+	if err != nil || n < 100 || len(line) > 12 && line[12] != ' ' {
+		return 0, errBadHTTP
+	}
+	return n, nil
+}

@@ -1,0 +1,109 @@
+package egress
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Bounds of what is kept of lookups: long enough for the second of the two questions that
+// programs ask, and for the connection that follows.
+const (
+	keepLookup = 10 * time.Second
+	maxLookups = 1024
+)
+
+// lookups asks the host's resolver, once for those who ask at the same time.
+type lookups struct {
+	ask func(ctx context.Context, name string) ([]netip.Addr, error)
+
+	mu   sync.Mutex
+	kept map[string]*found
+}
+
+type found struct {
+	done  chan struct{}
+	at    time.Time // of the answer
+	addrs []netip.Addr
+	err   error
+}
+
+// hostLookup asks the resolver that the host's programs use: hosts file, then DNS.
+func hostLookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	if strings.Contains(name, ".") {
+		name += "." // the host's search domains are not for names that are complete
+	}
+	r := net.Resolver{PreferGo: true}
+	addrs, err := r.LookupNetIP(ctx, "ip", name)
+	for i, a := range addrs {
+		addrs[i] = a.Unmap().WithZone("")
+	}
+	return addrs, err
+}
+
+// lookup gives the addresses of name.
+func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	l := &g.lookups
+	l.mu.Lock()
+	f := l.kept[name]
+	if f == nil || !f.at.IsZero() && time.Since(f.at) > keepLookup {
+		if len(l.kept) >= maxLookups {
+			for n, old := range l.kept {
+				if !old.at.IsZero() {
+					delete(l.kept, n)
+				}
+			}
+		}
+		f = &found{done: make(chan struct{})}
+		l.kept[name] = f
+		g.wg.Go(func() {
+			// Not of whoever asks first: others wait for it, too.
+			ctx, cancel := context.WithTimeout(g.ctx, lookupTime)
+			defer cancel()
+			f.addrs, f.err = l.ask(ctx, name)
+			l.mu.Lock()
+			f.at = time.Now()
+			if f.err != nil {
+				delete(l.kept, name)
+			}
+			l.mu.Unlock()
+			close(f.done)
+		})
+	}
+	l.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.addrs, f.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// ownAddrs are this machine's own addresses. They change, so they are read again when they
+// are asked for, at most once a second.
+type ownAddrs struct {
+	mu   sync.Mutex
+	read time.Time
+	all  map[netip.Addr]bool
+}
+
+func (o *ownAddrs) has(a netip.Addr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.read) > time.Second {
+		o.read = time.Now()
+		addrs, err := net.InterfaceAddrs()
+		if err == nil {
+			o.all = map[netip.Addr]bool{}
+		}
+		for _, x := range addrs {
+			if p, err := netip.ParsePrefix(x.String()); err == nil {
+				o.all[p.Addr().Unmap().WithZone("")] = true
+			}
+		}
+	}
+	return o.all == nil || o.all[a.Unmap().WithZone("")]
+}

@@ -1,0 +1,219 @@
+package egress
+
+import (
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// spliceMost is how much is moved at once, in bytes: what a pipe holds.
+const spliceMost = 64 << 10
+
+// kernelPipe is where bytes are between two sockets. It is held only while there are some:
+// a thousand connections that idle hold none, and the pipes of a user are counted.
+type kernelPipe struct{ r, w int }
+
+// pipes keeps a few that are empty.
+var pipes = struct {
+	mu   sync.Mutex
+	free []kernelPipe
+}{}
+
+const maxFreePipes = 16
+
+func takePipe() (kernelPipe, error) {
+	pipes.mu.Lock()
+	if n := len(pipes.free); n > 0 {
+		p := pipes.free[n-1]
+		pipes.free = pipes.free[:n-1]
+		pipes.mu.Unlock()
+		return p, nil
+	}
+	pipes.mu.Unlock()
+	var fds [2]int
+	err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
+	return kernelPipe{fds[0], fds[1]}, err
+}
+
+// givePipe takes an empty pipe back.
+func givePipe(p kernelPipe) {
+	pipes.mu.Lock()
+	if len(pipes.free) < maxFreePipes {
+		pipes.free = append(pipes.free, p)
+		pipes.mu.Unlock()
+		return
+	}
+	pipes.mu.Unlock()
+	p.close()
+}
+
+func (p kernelPipe) close() {
+	unix.Close(p.r)
+	unix.Close(p.w)
+}
+
+// pump copies src to dst until src ends, which is no error, or one of them breaks. count is
+// the number of bytes; g, which may be nil, looks at what comes when it wants to. Between two
+// TCP sockets the bytes stay in the kernel.
+func pump(dst, src stream, count *atomic.Uint64, g *gate) error {
+	d, ok := dst.(*net.TCPConn)
+	s, ok2 := src.(*net.TCPConn)
+	if !ok || !ok2 {
+		return pumpCopy(dst, src, count, g)
+	}
+	from, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	to, err := d.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return splicePump(to, from, -1, count, func() (bool, error) {
+		if !g.wants() {
+			return false, nil
+		}
+		in := newIntake(src)
+		defer in.release()
+		return true, g.look(in, dst, count)
+	})
+}
+
+// pumpN copies n bytes; io.ErrUnexpectedEOF when src ends before.
+func pumpN(dst, src stream, n int64, count *atomic.Uint64) error {
+	d, ok := dst.(*net.TCPConn)
+	s, ok2 := src.(*net.TCPConn)
+	if !ok || !ok2 {
+		return pumpCopyN(dst, src, n, count)
+	}
+	from, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	to, err := d.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return splicePump(to, from, n, count, nil)
+}
+
+// splicePump is both; n < 0: until the end.
+func splicePump(to, from syscall.RawConn, n int64, count *atomic.Uint64, look func() (bool, error)) error {
+	for n != 0 {
+		if end, err := waitReadable(from); end || err != nil {
+			if end && n > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+		if look != nil {
+			if looked, err := look(); looked || err != nil {
+				if err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		moved, err := spliceSome(to, from, n, count)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			n -= moved
+		}
+	}
+	return nil
+}
+
+// waitReadable waits until there is something to read; end: there will not be.
+func waitReadable(from syscall.RawConn) (end bool, err error) {
+	var one [1]byte
+	var n int
+	var rerr error
+	err = from.Read(func(fd uintptr) bool {
+		n, rerr = recvPeek(int(fd), one[:])
+		return rerr != unix.EAGAIN
+	})
+	if err != nil {
+		return false, err
+	}
+	return n == 0 && rerr == nil, rerr
+}
+
+func recvPeek(fd int, b []byte) (int, error) {
+	for {
+		n, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// spliceSome moves what is there, n bytes at most where n is not negative.
+func spliceSome(to, from syscall.RawConn, n int64, count *atomic.Uint64) (moved int64, err error) {
+	p, err := takePipe()
+	if err != nil {
+		return 0, err
+	}
+	left := 0
+	defer func() {
+		if left == 0 {
+			givePipe(p)
+		} else {
+			p.close()
+		}
+	}()
+	for moved != n {
+		most := spliceMost
+		if n >= 0 {
+			most = int(min(int64(most), n-moved))
+		}
+		var got int
+		var serr error
+		if err := from.Control(func(fd uintptr) { got, serr = splice(int(fd), p.w, most) }); err != nil {
+			return moved, err
+		}
+		if serr == unix.EAGAIN || serr == nil && got == 0 { // the end is found by the next wait
+			return moved, nil
+		}
+		if serr != nil {
+			return moved, serr
+		}
+		for left = got; left > 0; {
+			var out int
+			err := to.Write(func(fd uintptr) bool {
+				out, serr = splice(p.r, int(fd), left)
+				return serr != unix.EAGAIN
+			})
+			if err == nil {
+				err = serr
+			}
+			if err == nil && out == 0 {
+				err = io.ErrShortWrite
+			}
+			if err != nil {
+				return moved, &writeError{err}
+			}
+			left -= out
+			moved += int64(out)
+			count.Add(uint64(out))
+		}
+		if got < 4<<10 {
+			break // mostly all there was
+		}
+	}
+	return moved, nil
+}
+
+func splice(from, to, most int) (int, error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, most, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		if err != unix.EINTR {
+			return int(n), err
+		}
+	}
+}
