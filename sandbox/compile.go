@@ -140,11 +140,9 @@ func (c *compiler) check() error {
 		return &RefusedError{Path: "/", Reason: "the daemon's user has / as its home; give the user a home of its own"}
 	}
 	switch c.p.Network {
-	case NetworkNone, NetworkHost:
-	case NetworkAllowlist, NetworkOpen:
-		return fmt.Errorf("network mode %s: not yet available in this version; use none or host", c.p.Network)
+	case NetworkNone, NetworkAllowlist, NetworkOpen, NetworkHost:
 	default:
-		return fmt.Errorf("network mode %q: unknown; use none or host", c.p.Network)
+		return fmt.Errorf("network mode %q: unknown; use none, allowlist, open or host", c.p.Network)
 	}
 	switch c.p.Read {
 	case ReadSystem, ReadHost:
@@ -302,6 +300,13 @@ func (c *compiler) etc() error {
 		hosts += "127.0.1.1 " + hostname + "\n"
 	}
 	resolv := "# generated: this agent has no network\n"
+	if c.p.Network.Gated() {
+		text, err := c.h.ReadFile("/etc/resolv.conf")
+		if err != nil {
+			text = "" // our own server needs nothing of it
+		}
+		resolv = "# generated: every address is a name server here, and all are the same one\nnameserver " + GatewayIPv4 + "\n" + search(text)
+	}
 	if c.p.Network == NetworkHost {
 		if text, err := c.h.ReadFile("/etc/hosts"); err == nil {
 			hosts = text
@@ -325,6 +330,19 @@ func (c *compiler) etc() error {
 		c.add(rule{target: f.Path, op: OpFile, access: ReadOnly, text: f.Content, mode: 0o444, why: f.Why})
 	}
 	return nil
+}
+
+// search gives the line of a resolv.conf that says where short names are looked for: the
+// last one counts.
+func search(resolv string) string {
+	line := ""
+	for l := range strings.Lines(resolv) {
+		f := strings.Fields(l)
+		if len(f) > 1 && (f[0] == "search" || f[0] == "domain") {
+			line = "search " + strings.Join(f[1:], " ") + "\n"
+		}
+	}
+	return line
 }
 
 // generated adds a file with our content, also where the host has a link.

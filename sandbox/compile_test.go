@@ -373,8 +373,25 @@ func TestUserFromADirectoryServiceIsInPasswd(t *testing.T) {
 	}
 }
 
-func TestUnavailableNetworkModesAreErrors(t *testing.T) {
-	for _, mode := range []NetworkMode{NetworkAllowlist, NetworkOpen, "", "full"} {
+func TestGatedNetworkAsksOurServerAndKeepsTheSearchList(t *testing.T) {
+	for _, mode := range []NetworkMode{NetworkAllowlist, NetworkOpen} {
+		p, h := alice(), debian()
+		p.Network = mode
+		h.file("/etc/resolv.conf", "domain old.example\nnameserver 10.0.0.53\nsearch corp.example  example.org\noptions ndots:5\n")
+		plan := mustCompile(t, p, h)
+		i := slices.IndexFunc(plan.Mounts, func(m Mount) bool { return m.Target == "/etc/resolv.conf" })
+		if i < 0 {
+			t.Fatal("no resolv.conf")
+		}
+		text := plan.Mounts[i].Content
+		if !strings.Contains(text, "\nnameserver "+GatewayIPv4+"\nsearch corp.example example.org\n") || strings.Contains(text, "10.0.0.53") || strings.Contains(text, "ndots") {
+			t.Errorf("%s: %q", mode, text)
+		}
+	}
+}
+
+func TestUnknownNetworkModesAreErrors(t *testing.T) {
+	for _, mode := range []NetworkMode{"", "full"} {
 		p := alice()
 		p.Network = mode
 		if plan, err := Compile(p, debian()); err == nil {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/netns"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/mounttree"
@@ -42,9 +43,10 @@ func launch() *wire.LaunchError {
 		}
 	}
 	argv, path := spec.Argv, spec.Argv[0]
+	passed := &netns.Passed{}
 	if spec.Plan != nil {
 		path = spec.Bwrap
-		if argv, err = prepare(spec); err != nil {
+		if argv, passed, err = prepare(spec); err != nil {
 			var se *mounttree.StepError
 			if errors.As(err, &se) {
 				return &wire.LaunchError{Step: se.Step, Path: se.Path, Err: se.Err.Error(), Retry: se.Changed}
@@ -54,7 +56,7 @@ func launch() *wire.LaunchError {
 	} else if err := os.Chdir(spec.Dir); err != nil {
 		return &wire.LaunchError{Step: "enter the working directory", Path: spec.Dir, Err: err.Error()}
 	}
-	if lerr := passGate(); lerr != nil {
+	if lerr := passGate(passed); lerr != nil {
 		return lerr
 	}
 	if spec.Plan != nil {
@@ -87,13 +89,27 @@ func readLaunch() (*wire.Launch, error) {
 	return spec, nil
 }
 
-// prepare sets the network and the view up and gives bubblewrap's command line.
-func prepare(spec *wire.Launch) ([]string, error) {
+// prepare sets the network and the view up and gives bubblewrap's command line, and what
+// goes to the supervisor.
+func prepare(spec *wire.Launch) ([]string, *netns.Passed, error) {
+	passed := &netns.Passed{}
 	if spec.Plan.Network != sandbox.NetworkHost {
 		if err := loopbackUp(); err != nil {
-			return nil, &mounttree.StepError{Step: "bring up", Path: "lo", Err: err}
+			return nil, nil, &mounttree.StepError{Step: "bring up", Path: "lo", Err: err}
 		}
 	}
+	if spec.Plan.Network.Gated() {
+		var err error
+		if passed, err = netns.Setup(spec.Ports); err != nil {
+			return nil, nil, &mounttree.StepError{Step: "set up", Path: "network", Err: err}
+		}
+	}
+	argv, err := view(spec)
+	return argv, passed, err
+}
+
+// view builds the mounts and gives bubblewrap's command line.
+func view(spec *wire.Launch) ([]string, error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, &mounttree.StepError{Step: "private propagation", Path: "/", Err: err}
 	}
@@ -122,10 +138,17 @@ func prepare(spec *wire.Launch) ([]string, error) {
 	return append([]string{"bwrap", "--args", strconv.Itoa(args), "--"}, spec.Argv...), nil
 }
 
-// passGate says that all is prepared and waits for the word to go on.
-func passGate() *wire.LaunchError {
-	if _, err := unix.Write(wire.GateFD, []byte(wire.GateReady)); err != nil {
+// passGate says that all is prepared, hands the sockets over, and waits for the word to go on.
+func passGate(passed *netns.Passed) *wire.LaunchError {
+	var rights []byte
+	if len(passed.FDs) > 0 {
+		rights = unix.UnixRights(passed.FDs...)
+	}
+	if err := unix.Sendmsg(wire.GateFD, wire.Ready(passed.Kinds, passed.Weaker), rights, nil, 0); err != nil {
 		return &wire.LaunchError{Step: "start gate", Err: err.Error()}
+	}
+	for _, fd := range passed.FDs {
+		unix.Close(fd)
 	}
 	var word [1]byte
 	for {

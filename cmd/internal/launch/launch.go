@@ -29,6 +29,9 @@ type Start struct {
 	Stdin, Stdout, Stderr *os.File
 	// Pass is one more descriptor for the program, number wire.ExtraFD there; may be nil.
 	Pass *os.File
+	// Ports are what is listened on, in a gated network, where the kernel cannot lead all
+	// connections to one listener.
+	Ports []uint16
 	// DieWithParent ends the program with the process that started it, where there is no
 	// boundary; with one, the plan says.
 	DieWithParent bool

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/listeners"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/seccomp"
@@ -28,6 +29,8 @@ import (
 type Process struct {
 	PID  int
 	Plan *sandbox.Plan // nil without a boundary
+	// Network is where its connections arrive, in a gated network; the caller closes it.
+	Network *listeners.Set
 
 	done chan struct{}
 	end  End
@@ -46,7 +49,7 @@ func (p *Process) End() End { return p.end }
 
 // once makes one attempt.
 func (s *Start) once(ctx context.Context) (*Process, error) {
-	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil}
+	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports}
 	if s.Compile != nil {
 		old := make(chan bool, 1)
 		go func() { old <- oldBwrap(ctx, s.Bwrap) }()
@@ -118,6 +121,9 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 			attr.Cloneflags |= syscall.CLONE_NEWNET
 			attr.AmbientCaps = append(attr.AmbientCaps, unix.CAP_NET_ADMIN)
 		}
+		if spec.Plan.Network.Gated() {
+			attr.AmbientCaps = append(attr.AmbientCaps, unix.CAP_NET_BIND_SERVICE)
+		}
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
@@ -146,6 +152,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		}
 		p.kill()
 		<-p.done
+		p.closeNetwork()
 		return nil, err
 	}
 	if spec.Plan == nil {
@@ -160,6 +167,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		killed := p.killed(ctx)
 		p.kill()
 		<-p.done
+		p.closeNetwork()
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -242,13 +250,12 @@ func (p *Process) passGate(ctx context.Context, gate *os.File, place func(contex
 		}
 		placed <- err
 	}()
-	word, err := readWord(gate)
+	err := p.ready(gate)
 	if err != nil {
-		err = p.gateError(ctx, err)
-	} else if !bytes.Equal(word, []byte(wire.GateReady)) {
-		err = launchError(word)
-	}
-	if err != nil {
+		var le *wire.LaunchError
+		if !errors.As(err, &le) {
+			err = p.gateError(ctx, err)
+		}
 		giveUp()
 	}
 	if perr := <-placed; err == nil {
@@ -307,21 +314,84 @@ func launchError(word []byte) error {
 	return le
 }
 
-// readWord reads the launcher's first word: it is ready, or an error up to the end.
-func readWord(r io.Reader) ([]byte, error) {
+// ready reads the launcher's first word, with the sockets that come with it: it is ready,
+// or an error up to the end.
+func (p *Process) ready(gate *os.File) error {
+	raw, err := gate.SyscallConn()
+	if err != nil {
+		return err
+	}
 	var word []byte
-	buf := make([]byte, 4096)
-	for len(word) < 64<<10 {
-		n, err := r.Read(buf)
-		word = append(word, buf[:n]...)
-		if string(word) == wire.GateReady || err == io.EOF && len(word) > 0 {
-			return word, nil
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			f.Close()
 		}
+	}()
+	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*maxPassed))
+	for len(word) < 64<<10 {
+		n, on, opErr := 0, 0, error(nil)
+		if err := raw.Read(func(fd uintptr) bool {
+			n, on, _, _, opErr = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
+			return opErr != unix.EAGAIN
+		}); err != nil {
+			return err
+		}
+		if opErr != nil {
+			return opErr
+		}
+		more, err := Passed(oob[:on])
+		files = append(files, more...)
 		if err != nil {
-			return nil, err
+			return err
+		}
+		word = append(word, buf[:n]...)
+		if kinds, weaker, ok := wire.ParseReady(word); ok {
+			if kinds == "" && len(files) == 0 {
+				return nil
+			}
+			p.Network, err = listeners.New(kinds, files, weaker)
+			return err
+		}
+		if n == 0 {
+			if len(word) == 0 {
+				return io.EOF
+			}
+			return launchError(word)
 		}
 	}
-	return nil, errors.New("a word that does not end")
+	return errors.New("a word that does not end")
+}
+
+// maxPassed is how many descriptors one message of the kernel's carries (SCM_MAX_FD).
+const maxPassed = 253
+
+// Passed takes the descriptors of a control message over. The caller closes them, also when
+// there is an error.
+func Passed(oob []byte) ([]*os.File, error) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			continue // credentials or something else; not descriptors
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	return files, nil
+}
+
+// closeNetwork closes what the launcher of a failed start passed.
+func (p *Process) closeNetwork() {
+	if p.Network != nil {
+		p.Network.Close()
+	}
 }
 
 // learnInit reads the pid of the sandbox's first process, which bubblewrap tells. An

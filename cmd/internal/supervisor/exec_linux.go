@@ -175,7 +175,7 @@ func receiveMaster(from *os.File) (*os.File, error) {
 		case n == 0:
 			opErr = errors.New("it ended before it had one")
 		default:
-			files, opErr = passed(oob[:on])
+			files, opErr = launch.Passed(oob[:on])
 		}
 		return true
 	})

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/peer"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
@@ -140,7 +141,7 @@ func AskSpec(ctx context.Context, socket, agent string) (*os.File, error) {
 	for !bytes.HasSuffix(answer, []byte("\n")) {
 		n, on, _, _, err := conn.ReadMsgUnix(buf, oob)
 		if on > 0 {
-			more, perr := passed(oob[:on])
+			more, perr := launch.Passed(oob[:on])
 			files = append(files, more...)
 			err = errors.Join(err, perr)
 		}

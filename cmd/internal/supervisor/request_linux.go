@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -26,7 +27,7 @@ func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 	for {
 		n, on, flags, _, err := conn.ReadMsgUnix(buf, oob)
 		if on > 0 {
-			more, perr := passed(oob[:on])
+			more, perr := launch.Passed(oob[:on])
 			files = append(files, more...)
 			if perr != nil {
 				return nil, files, perr
@@ -59,24 +60,4 @@ func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 		return nil, files, fmt.Errorf("request: %w", err)
 	}
 	return &req, files, nil
-}
-
-// passed takes the descriptors of a control message over (Go receives them close-on-exec).
-func passed(oob []byte) ([]*os.File, error) {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	var files []*os.File
-	for i := range msgs {
-		fds, err := unix.ParseUnixRights(&msgs[i])
-		if err != nil {
-			continue // credentials or something else; not descriptors
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "passed"))
-		}
-	}
-	return files, nil
 }

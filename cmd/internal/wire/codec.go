@@ -84,7 +84,7 @@ func (c *codec) flag(v *bool) {
 	}
 }
 
-func integer[I ~int | ~int64 | ~uint32](c *codec, v *I) {
+func integer[I ~int | ~int64 | ~uint32 | ~uint16](c *codec, v *I) {
 	n := uint64(*v)
 	c.num(&n)
 	*v = I(n)
@@ -109,6 +109,13 @@ func (l *Launch) code(c *codec) {
 	text(c, &l.Bwrap)
 	c.bytes(&l.Seccomp)
 	c.flag(&l.PassFD)
+	n := c.count(len(l.Ports))
+	if c.decode {
+		l.Ports = make([]uint16, n)
+	}
+	for i := range l.Ports {
+		integer(c, &l.Ports[i])
+	}
 }
 
 func codePlan(c *codec, p *sandbox.Plan) {

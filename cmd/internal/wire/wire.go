@@ -5,6 +5,7 @@ package wire
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"agentconnect.md/sandbox/sandbox"
@@ -248,15 +249,18 @@ type Launch struct {
 	Seccomp []byte
 	// PassFD keeps descriptor ExtraFD open for the program.
 	PassFD bool
+	// Ports are listened on, in a gated network, where the kernel cannot lead all
+	// connections to one listener.
+	Ports []uint16
 }
 
 // Descriptors of the launcher, besides 0, 1 and 2 of the runtime.
 const (
 	// LaunchFD holds the Launch.
 	LaunchFD = 3
-	// GateFD is a stream socket: the launcher writes GateReady when the view is built, or
-	// a LaunchError; the supervisor answers GateOpen. End of file after that
-	// means that the program was executed.
+	// GateFD is a stream socket: the launcher writes a Ready word when the view is built, with
+	// the sockets of a gated network as SCM_RIGHTS, or a LaunchError; the supervisor answers
+	// GateOpen. End of file after that means that the program was executed.
 	GateFD = 4
 	// InfoFD is a pipe to which bubblewrap writes the pid of the sandbox's first process.
 	InfoFD = 5
@@ -267,11 +271,28 @@ const (
 // ExitNoInner is how `agentconnect-guest inner` ends where no inner sandbox starts.
 const ExitNoInner = 69
 
-// Words on GateFD.
-const (
-	GateReady = "ready\n"
-	GateOpen  = 'g'
-)
+// GateOpen is the supervisor's word on GateFD.
+const GateOpen = 'g'
+
+// gateReady begins the launcher's word on GateFD that all is prepared.
+const gateReady = "ready"
+
+// Ready is the launcher's word that all is prepared: "ready", the kinds of the sockets that
+// come with it (package netns), and why the network is weaker than it could be, if it is.
+func Ready(kinds, weaker string) []byte {
+	return []byte(gateReady + " " + kinds + " " + strings.ReplaceAll(weaker, "\n", " ") + "\n")
+}
+
+// ParseReady reads it. Until it has come whole done is false.
+func ParseReady(word []byte) (kinds, weaker string, done bool) {
+	line, ok := strings.CutSuffix(string(word), "\n")
+	if !ok {
+		return "", "", false
+	}
+	first, rest, _ := strings.Cut(line, " ")
+	kinds, weaker, ok = strings.Cut(rest, " ")
+	return kinds, weaker, ok && first == gateReady
+}
 
 // LaunchError is what the launcher writes to its control socket when it fails.
 type LaunchError struct {

@@ -1,0 +1,29 @@
+// Package netns sets up a new network namespace from inside, as the launcher does it before
+// anything of an agent runs: every address of the world is local there, so that whatever
+// a program connects to ends at sockets that are handed out to the supervisor. Nothing
+// is routed, and no process of ours stays inside. It judges no connection.
+package netns
+
+// MaxPorts bounds the ports of Setup.
+const MaxPorts = 100
+
+// Letters of the descriptors that a set-up gives, in their order.
+const (
+	// Redirected is a TCP listener to which all connections are led; where each wanted to
+	// go the kernel tells (SO_ORIGINAL_DST).
+	Redirected = 'r'
+	// Port is a TCP listener for one port of every address; a connection's local address
+	// is where it wanted to go.
+	Port = 'p'
+	// NameTCP and NameUDP serve port 53 of every address.
+	NameTCP = 't'
+	NameUDP = 'u'
+)
+
+// Passed is what a set-up hands out.
+type Passed struct {
+	FDs   []int
+	Kinds string // a letter for each of FDs
+	// Weaker says why connections are not led to one listener but each port has its own.
+	Weaker string
+}
