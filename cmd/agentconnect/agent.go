@@ -72,8 +72,8 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 	f.StringVar(&s.nesting, "nesting", "", "on or off: user namespaces inside, for runtimes with a sandbox of their own")
 	f.StringVar(&s.credentials, "credentials", "", "whose login the runtime has: host (a copy of yours), private (its own) or secret")
 	f.StringVar(&s.permissionMode, "permission-mode", "", "the runtime's own `MODE` that each session starts in (\"\": its choice)")
-	f.StringVar(&s.network, "network", "", "none or host (allowlist and open: not yet available in this version)")
-	f.StringArrayVar(&s.allow, "allow", nil, "HOST[:PORT] that the agent reaches in network mode allowlist (repeat)")
+	f.StringVar(&s.network, "network", "", "none, allowlist, open (default: everything public) or host")
+	f.StringArrayVar(&s.allow, "allow", nil, "HOST[:PORT] that the agent reaches in network modes allowlist and open (repeat)")
 	f.StringVar(&s.memory, "memory", "", "memory limit, such as 2G")
 	f.StringVar(&s.cpu, "cpu", "", "CPU limit in percent of one CPU, such as 200%")
 	f.IntVar(&s.tasks, "tasks", 0, "limit of processes and threads")
@@ -93,8 +93,13 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 	if given("runtime") && given("command") {
 		return usage("--runtime and --command exclude each other: give one")
 	}
-	if given("allow") && s.network != string(sandbox.NetworkAllowlist) {
-		return usage("--allow goes with --network allowlist")
+	mode := ag.Network.Mode
+	if given("network") {
+		mode = sandbox.NetworkMode(s.network)
+	}
+	// Not by the default: who writes --allow alone may mean that and nothing else.
+	if given("allow") && !mode.Gated() {
+		return usage("--allow goes with --network allowlist (that and nothing else) or open (that and everything public)")
 	}
 	if given("runtime") {
 		ag.Runtime, ag.Command = s.runtime, ""

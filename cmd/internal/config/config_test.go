@@ -100,7 +100,7 @@ func TestDefaults(t *testing.T) {
 	h := newHost(t)
 	c := h.load()
 	want := &Config{
-		Root: h.root, Home: h.home, MaxAgents: 32, Limits: agent.Limits{Tasks: 4096}, Network: sandbox.NetworkNone,
+		Root: h.root, Home: h.home, MaxAgents: 32, Limits: agent.Limits{Tasks: 4096}, Network: sandbox.NetworkOpen,
 		LogLevel: "info", Supervisor: "auto", StopGrace: 5 * time.Second, KillGrace: 10 * time.Second,
 		Runtimes: c.Runtimes, MCPServers: c.MCPServers,
 	}

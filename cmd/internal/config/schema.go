@@ -53,7 +53,7 @@ var settings = []setting{
 	{key: "limits.memory", kind: text, def: "", check: checkMemory},
 	{key: "limits.cpu", kind: text, def: "", check: checkCPU},
 	{key: "limits.tasks", kind: number, def: int64(4096), check: atLeast(1)},
-	{key: "network.mode", kind: text, def: string(sandbox.NetworkNone), check: checkNetwork},
+	{key: "network.mode", kind: text, def: string(sandbox.NetworkOpen), check: checkNetwork},
 	{key: "projects", kind: list, def: []string{}},
 	{key: "acp.clientFiles", kind: text, def: "", check: oneOf("", "workspace")},
 	{key: "logging.level", kind: text, def: "info", check: oneOf("trace", "debug", "info", "warn", "error")},

@@ -352,16 +352,22 @@ func TestABrokenAgentStopsNoOther(t *testing.T) {
 	s.until(c, "bad", control.StateRefused)
 }
 
-func TestNetworkModesThatAreNotThereYet(t *testing.T) {
+func TestRulesOfTheNetworkAreJudgedBeforeAnythingStarts(t *testing.T) {
 	s := newSite(t, `{}`)
 	s.agent("a", true, "ready", "wait")
 	c, _ := s.start()
-	for _, mode := range []sandbox.NetworkMode{sandbox.NetworkAllowlist, sandbox.NetworkOpen} {
-		if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network.Mode = mode; return nil }); err != nil {
+	for _, n := range []struct {
+		network agent.Network
+		want    []string
+	}{
+		{agent.Network{Mode: sandbox.NetworkNone, Allow: []string{"example.com"}}, []string{"network.allow", "--network allowlist"}},
+		{agent.Network{Mode: sandbox.NetworkAllowlist, Allow: []string{"host"}}, []string{"host", "port"}},
+	} {
+		if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network = n.network; return nil }); err != nil {
 			t.Fatal(err)
 		}
 		_, err := c.Start(t.Context(), "a")
-		answered(t, err, 78, string(mode), "not yet available", "--network none or host")
+		answered(t, err, 78, n.want...)
 	}
 }
 

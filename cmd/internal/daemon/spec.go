@@ -14,8 +14,10 @@ import (
 	"strings"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/native"
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -50,15 +52,37 @@ func (b *Builder) Judge(a *agent.Agent) error {
 		}
 		return nil
 	}
-	switch mode {
-	case sandbox.NetworkNone, sandbox.NetworkHost:
-	default:
-		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network mode %s: not yet available in this version; use --network none or host", a.ID, mode)}
+	if !mode.Gated() && len(a.Network.Allow) > 0 {
+		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow works in modes allowlist and open, and the mode that holds is %s; run `agentconnect agent edit %s --network allowlist`, or take network.allow out of agent.json", a.ID, mode, a.ID)}
 	}
-	if len(a.Network.Allow) > 0 {
-		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow works in mode allowlist only, which is not yet available in this version; take it out of agent.json", a.ID)}
+	if mode.Gated() {
+		if _, err := rules.Compile(b.egressPolicy(a)); err != nil {
+			return refusedConfig(a, fmt.Errorf("network: %w", err))
+		}
 	}
 	return nil
+}
+
+// egressPolicy are the rules of an agent's network.
+func (b *Builder) egressPolicy(a *agent.Agent) wire.EgressPolicy {
+	return wire.EgressPolicy{Open: b.Network(a) == sandbox.NetworkOpen, Allow: a.Network.Allow}
+}
+
+// egress is the agent's way out; nil where everything or nothing passes.
+func (b *Builder) egress(a *agent.Agent) *wire.Egress {
+	if !a.Sandboxed() || !b.Network(a).Gated() {
+		return nil
+	}
+	return &wire.Egress{
+		Policy: b.egressPolicy(a), Records: audit.EgressPath(b.Config.Root, a.ID),
+		Proxy: wire.Proxy{HTTPS: b.proxy("HTTPS_PROXY"), HTTP: b.proxy("HTTP_PROXY"), All: b.proxy("ALL_PROXY"), No: b.proxy("NO_PROXY")},
+	}
+}
+
+// proxy is a proxy variable, which programs write in lower case as well. HTTP_PROXY in
+// upper case is nobody's but a user's here: no web server runs the daemon.
+func (b *Builder) proxy(name string) string {
+	return cmp.Or(getenv(b.Environ, name), getenv(b.Environ, strings.ToLower(name)))
 }
 
 // Network is the mode that really holds for the agent.
@@ -271,6 +295,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Launcher:    b.Programs.Launcher,
 		Bwrap:       b.Programs.Bwrap,
 		Managed:     !b.Direct,
+		Egress:      b.egress(a),
 		Limits:      b.limits(a),
 		ProbeFile:   b.probeFile(),
 		ClientFiles: cmp.Or(a.ACP.ClientFiles, b.Config.ClientFiles),

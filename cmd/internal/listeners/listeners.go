@@ -16,6 +16,9 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/netns"
 )
 
+// most is how many connections of one sandbox are open at once; more wait in the kernel.
+const most = 4096
+
 // Set is the sockets of one network namespace.
 type Set struct {
 	// Redirected: every connection arrives; otherwise those to the ports that were asked for.
@@ -27,13 +30,14 @@ type Set struct {
 	TCP []net.Listener
 
 	conns []*net.TCPListener
-	ports []bool // of conns: listens on one port of every address
+	slots chan struct{} // one for each connection that is open
+	ports []bool        // of conns: listens on one port of every address
 	wg    sync.WaitGroup
 }
 
 // New takes over the descriptors that a set-up gave; it closes files.
 func New(kinds string, files []*os.File, weaker string) (*Set, error) {
-	s := &Set{Redirected: weaker == "", Weaker: weaker}
+	s := &Set{Redirected: weaker == "", Weaker: weaker, slots: make(chan struct{}, most)}
 	defer func() {
 		for _, f := range files {
 			f.Close()
@@ -91,13 +95,21 @@ func (s *Set) take(kind rune, f *os.File) error {
 }
 
 // Accept gives each connection to handle, in a goroutine of its own, until the set is
-// closed; then it waits for them. handle owns the connection. One that wanted to go to
+// closed or ctx ends; then it waits for them. handle owns the connection. One that wanted to go to
 // the loopback, or of which that is not known, is reset.
 func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn *net.TCPConn, dst netip.AddrPort)) {
 	for i, l := range s.conns {
 		s.wg.Go(func() {
 			for {
+				select {
+				case s.slots <- struct{}{}:
+				case <-ctx.Done():
+					return
+				}
 				conn, err := l.AcceptTCP()
+				if err != nil {
+					<-s.slots
+				}
 				if errors.Is(err, net.ErrClosed) {
 					return
 				}
@@ -113,9 +125,13 @@ func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn 
 				dst, err := destination(conn, s.ports[i])
 				if err != nil {
 					Reset(conn)
+					<-s.slots
 					continue
 				}
-				s.wg.Go(func() { handle(ctx, conn, dst) })
+				s.wg.Go(func() {
+					defer func() { <-s.slots }()
+					handle(ctx, conn, dst)
+				})
 			}
 		})
 	}

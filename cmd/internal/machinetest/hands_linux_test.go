@@ -82,7 +82,7 @@ func TestStartedAndStoppedByEitherHand(t *testing.T) {
 		}
 	}
 	r := m.ctl("status", "--no-pager", "agent@alice")
-	m.fails(r, 0, "Status: \"sandboxed · 0 clients · network none\"", "agentconnect-alice.slice")
+	m.fails(r, 0, "Status: \"sandboxed · 0 clients · network open", "agentconnect-alice.slice")
 	m.mustCTL("stop", "agent@alice")
 	m.fails(m.ctl("status", "--no-pager", "agent@alice"), 3, "inactive (dead)", "AgentConnect agent alice")
 }

@@ -3,10 +3,13 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"agentconnect.md/sandbox/cmd/internal/egress"
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -24,6 +27,46 @@ func (s *Supervisor) openGateway() (*egress.Gateway, error) {
 	s.gateway = g
 	s.mu.Unlock()
 	return g, nil
+}
+
+// serveNetwork carries the connections of a started program until it has ended.
+func (s *Supervisor) serveNetwork(p *launch.Process) {
+	set := p.Network
+	if set == nil {
+		return
+	}
+	s.mu.Lock()
+	g := s.gateway
+	s.mu.Unlock()
+	if g == nil {
+		set.Close() // refused by the kernel: nobody judges them
+		return
+	}
+	// Not the context of a stop: a runtime that ends gracefully may still have to say so.
+	ctx, cancel := context.WithCancel(context.Background())
+	s.wg.Go(func() {
+		<-p.Done()
+		cancel()
+		set.Close()
+	})
+	s.wg.Go(func() { set.Accept(ctx, g.HandleTCP) })
+	s.wg.Go(func() {
+		if err := g.ServeDNS(ctx, set.UDP, set.TCP); err != nil && ctx.Err() == nil {
+			s.opts.Log.Error("names are not resolved any more: " + err.Error())
+		}
+	})
+}
+
+// ports are listened on where the kernel cannot lead every connection to one listener.
+func (s *Supervisor) ports() []uint16 {
+	if s.spec.Egress == nil {
+		return nil
+	}
+	set, err := rules.Compile(s.spec.Egress.Policy)
+	if err != nil {
+		return nil // the gateway has refused it already
+	}
+	return set.Ports()
 }
 
 // said tells the service manager the status line anew.

@@ -76,6 +76,7 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement) (*p
 		return nil, err
 	}
 	p.Process = process
+	s.serveNetwork(process)
 	return p, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -80,6 +81,8 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 		return nil, errors.New("spec: no runtime to start")
 	case spec.Sandboxed && spec.Bwrap == "":
 		return nil, errors.New("spec: a boundary without bubblewrap")
+	case spec.Sandboxed && spec.Policy.Network.Gated() != (spec.Egress != nil):
+		return nil, fmt.Errorf("spec: network mode %s and rules for it do not belong together", spec.Policy.Network)
 	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -113,6 +116,7 @@ func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 	if s.spec.Sandboxed {
 		st.Bwrap = s.spec.Bwrap
 		st.Compile = s.compile
+		st.Ports = s.ports()
 	}
 	return st
 }
@@ -126,6 +130,14 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		return err
 	}
 	defer s.endOrphans()
+	gateway, err := s.openGateway()
+	if err != nil {
+		server.Close()
+		return err
+	}
+	if gateway != nil {
+		defer gateway.Close()
+	}
 	defer s.wg.Wait()
 	defer server.Close()
 	if s.spec.ExecOnly {
@@ -224,6 +236,9 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 		s.notes = append(s.notes, s.plan.Notes...)
 	}
 	s.notes = append(s.notes, weaknesses(s.spec)...)
+	if n := process.Network; n != nil && !n.Redirected {
+		s.notes = append(s.notes, fmt.Sprintf("%s: connections go out to ports %s alone, all others are refused", n.Weaker, portList(st.Ports)))
+	}
 	if process.scope != nil {
 		s.notes = append(s.notes, process.scope.Notes()...)
 	}
@@ -414,6 +429,15 @@ func (v visiblePaths) CheckDir(path string) (string, error) {
 // logStderr logs the runtime's stderr line by line, cut to a bounded length.
 func (s *Supervisor) logStderr(r io.Reader) {
 	forEachLine(r, func(line string) { s.opts.Log.Info(line, "from", "runtime") })
+}
+
+// portList writes ports for people.
+func portList(ports []uint16) string {
+	words := make([]string, len(ports))
+	for i, p := range ports {
+		words[i] = strconv.Itoa(int(p))
+	}
+	return strings.Join(words, ", ")
 }
 
 // oneLine makes text fit for a status line.

@@ -516,13 +516,14 @@ func TestExitCodesTellWhetherToTryAgain(t *testing.T) {
 		code   int
 		word   string
 	}{
-		"no bubblewrap":        {func(s *wire.Spec) { s.Bwrap = "/nonexistent/bwrap" }, 69, "agentconnect probe"},
-		"a refused grant":      {func(s *wire.Spec) { s.Policy.Grants = []sandbox.Grant{{Path: "/etc", Access: "rw"}} }, 78, "belongs to the system"},
-		"another version":      {func(s *wire.Spec) { s.Version++ }, 78, "version"},
-		"nothing to start":     {func(s *wire.Spec) { s.Argv = nil }, 78, "no runtime"},
-		"a missing program":    {func(s *wire.Spec) { s.Argv = []string{"/nonexistent/runtime"} }, 1, "exit status"},
-		"a boundary unmade":    {func(s *wire.Spec) { s.Bwrap = "" }, 78, "without bubblewrap"},
-		"a network mode later": {func(s *wire.Spec) { s.Policy.Network = "open" }, 78, "not yet available"},
+		"no bubblewrap":           {func(s *wire.Spec) { s.Bwrap = "/nonexistent/bwrap" }, 69, "agentconnect probe"},
+		"a refused grant":         {func(s *wire.Spec) { s.Policy.Grants = []sandbox.Grant{{Path: "/etc", Access: "rw"}} }, 78, "belongs to the system"},
+		"another version":         {func(s *wire.Spec) { s.Version++ }, 78, "version"},
+		"nothing to start":        {func(s *wire.Spec) { s.Argv = nil }, 78, "no runtime"},
+		"a missing program":       {func(s *wire.Spec) { s.Argv = []string{"/nonexistent/runtime"} }, 1, "exit status"},
+		"a boundary unmade":       {func(s *wire.Spec) { s.Bwrap = "" }, 78, "without bubblewrap"},
+		"a network without rules": {func(s *wire.Spec) { s.Policy.Network = "open" }, 78, "rules"},
+		"rules without a network": {func(s *wire.Spec) { s.Egress = &wire.Egress{} }, 78, "rules"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := agentOf(t)
