@@ -1,0 +1,177 @@
+package netns_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/listeners"
+	"agentconnect.md/sandbox/cmd/internal/netns"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// inside says that this process is the one in the new namespaces, and what it does there.
+const inside = "NETNS_TEST_INSIDE"
+
+func TestMain(m *testing.M) {
+	if what := os.Getenv(inside); what != "" {
+		runtime.LockOSThread()
+		if err := beInside(what); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// beInside sets the network up, passes the sockets out, and dials what it reads.
+func beInside(what string) error {
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		return fmt.Errorf("lo: %w: %s", err, out)
+	}
+	var p *netns.Passed
+	var err error
+	if what == "nat" {
+		p, err = netns.Setup([]uint16{22, 8443})
+	} else {
+		p, err = netns.SetupWithoutNAT([]uint16{22, 53, 8443})
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Sendmsg(3, wire.Ready(p.Kinds, p.Weaker), unix.UnixRights(p.FDs...), nil, 0); err != nil {
+		return err
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		c, err := net.DialTimeout("tcp", in.Text(), 10*time.Second)
+		if err != nil {
+			fmt.Println(in.Text(), "-> refused")
+			continue
+		}
+		b, _ := io.ReadAll(c)
+		c.Close()
+		fmt.Println(in.Text(), "->", string(b))
+	}
+	return nil
+}
+
+func dial(t *testing.T, what string, addrs ...string) (*listeners.Set, map[string]string) {
+	t.Helper()
+	if os.Getuid() == 0 {
+		t.Skip("missing: an ordinary user (this test runs as root; `make test` makes one)")
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "theirs")
+	defer theirs.Close()
+	defer unix.Close(pair[0])
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), inside+"="+what)
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.Stdin = strings.NewReader(strings.Join(addrs, "\n") + "\n")
+	var out, errOut strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		AmbientCaps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE},
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*100))
+	n, on, _, _, err := unix.Recvmsg(pair[0], buf, oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil || n == 0 {
+		cmd.Wait()
+		t.Fatalf("%v: %s", err, errOut.String())
+	}
+	kinds, weaker, ok := wire.ParseReady(buf[:n])
+	files, err := launch.Passed(oob[:on])
+	if !ok || err != nil {
+		t.Fatalf("%q %v", buf[:n], err)
+	}
+	set, err := listeners.New(kinds, files, weaker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		set.Accept(t.Context(), func(_ context.Context, c *net.TCPConn, dst netip.AddrPort) {
+			fmt.Fprintf(c, "%s", dst)
+			c.Close()
+		})
+	})
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v: %s", err, errOut.String())
+	}
+	set.Close()
+	wg.Wait()
+	got := map[string]string{}
+	for l := range strings.Lines(out.String()) {
+		k, v, _ := strings.Cut(strings.TrimSpace(l), " -> ")
+		got[k] = v
+	}
+	return set, got
+}
+
+func TestWithoutNATOnlyTheNamedPortsLeadOut(t *testing.T) {
+	set, got := dial(t, "ports", "93.184.216.34:22", "[2606:2800::1]:8443", "10.0.0.1:8443", "93.184.216.34:443", "[2606:2800::1]:443", "198.19.255.2:22")
+	if set.Redirected || set.Weaker != "no nft in this test" {
+		t.Errorf("%v %q", set.Redirected, set.Weaker)
+	}
+	for addr, want := range map[string]string{
+		"93.184.216.34:22": "93.184.216.34:22", "[2606:2800::1]:8443": "[2606:2800::1]:8443", "10.0.0.1:8443": "10.0.0.1:8443", "198.19.255.2:22": "198.19.255.2:22",
+		"93.184.216.34:443": "refused", "[2606:2800::1]:443": "refused",
+	} {
+		if got[addr] != want {
+			t.Errorf("%s: %q, want %q", addr, got[addr], want)
+		}
+	}
+}
+
+func TestLoopbackIsNowhereToGo(t *testing.T) {
+	_, got := dial(t, "ports", "127.0.0.1:22", "[::1]:8443", "[::ffff:127.0.0.1]:8443")
+	for addr, said := range got {
+		if said != "refused" && said != "" { // reset while it connected, or after
+			t.Errorf("%s led to %s", addr, said)
+		}
+	}
+	if len(got) != 3 {
+		t.Error(got)
+	}
+}
+
+func TestAddressesAreThoseOfThePlan(t *testing.T) {
+	set, got := dial(t, "nat", sandbox.GatewayIPv4+":7", "["+sandbox.GatewayIPv6+"]:7", sandbox.OwnIPv4+":7", "["+sandbox.OwnIPv6+"]:7", "127.0.0.1:22", "[::1]:8443")
+	if !set.Redirected {
+		t.Skip("missing: nft address translation in this kernel: " + set.Weaker)
+	}
+	for addr, want := range map[string]string{
+		sandbox.GatewayIPv4 + ":7": sandbox.GatewayIPv4 + ":7", "[" + sandbox.GatewayIPv6 + "]:7": "[" + sandbox.GatewayIPv6 + "]:7",
+		sandbox.OwnIPv4 + ":7": "refused", "[" + sandbox.OwnIPv6 + "]:7": "refused", "127.0.0.1:22": "refused", "[::1]:8443": "refused",
+	} {
+		if got[addr] != want {
+			t.Errorf("%s: %q, want %q", addr, got[addr], want)
+		}
+	}
+}
