@@ -33,6 +33,9 @@ func launch() *wire.LaunchError {
 	if err != nil {
 		return &wire.LaunchError{Step: "read the plan", Err: err.Error()}
 	}
+	if spec.Join && (len(os.Args) < 2 || os.Args[1] != joinedArg) {
+		return join(spec)
+	}
 	// Whatever whoever started us left open ends here: the runtime gets 0, 1 and 2.
 	if err := unix.CloseRange(wire.LaunchFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return &wire.LaunchError{Step: "close descriptors", Err: err.Error()}
@@ -41,6 +44,9 @@ func launch() *wire.LaunchError {
 		if _, err := unix.FcntlInt(wire.ExtraFD, unix.F_SETFD, 0); err != nil {
 			return &wire.LaunchError{Step: "pass a descriptor", Err: err.Error()}
 		}
+	}
+	if spec.Dial {
+		return dial()
 	}
 	argv, path := spec.Argv, spec.Argv[0]
 	passed := &netns.Passed{}
@@ -81,7 +87,7 @@ func readLaunch() (*wire.Launch, error) {
 		return nil, err
 	}
 	switch {
-	case len(spec.Argv) == 0:
+	case len(spec.Argv) == 0 && !spec.Dial:
 		return nil, errors.New("no program to start")
 	case spec.Plan != nil && (len(spec.Seccomp) == 0 || spec.Bwrap == ""):
 		return nil, errors.New("a plan without bubblewrap or without a seccomp filter")
@@ -93,19 +99,40 @@ func readLaunch() (*wire.Launch, error) {
 // goes to the supervisor.
 func prepare(spec *wire.Launch) ([]string, *netns.Passed, error) {
 	passed := &netns.Passed{}
-	if spec.Plan.Network != sandbox.NetworkHost {
-		if err := loopbackUp(); err != nil {
-			return nil, nil, &mounttree.StepError{Step: "bring up", Path: "lo", Err: err}
-		}
-	}
-	if spec.Plan.Network.Gated() {
+	if spec.Plan.Network != sandbox.NetworkHost && !spec.Join {
 		var err error
-		if passed, err = netns.Setup(spec.Ports); err != nil {
-			return nil, nil, &mounttree.StepError{Step: "set up", Path: "network", Err: err}
+		if passed, err = network(spec); err != nil {
+			return nil, nil, err
 		}
 	}
 	argv, err := view(spec)
 	return argv, passed, err
+}
+
+// network sets the new network namespace up.
+func network(spec *wire.Launch) (*netns.Passed, error) {
+	if err := loopbackUp(); err != nil {
+		return nil, &mounttree.StepError{Step: "bring up", Path: "lo", Err: err}
+	}
+	passed := &netns.Passed{}
+	if spec.Plan.Network.Gated() {
+		var err error
+		if passed, err = netns.Setup(spec.Ports); err != nil {
+			return nil, &mounttree.StepError{Step: "set up", Path: "network", Err: err}
+		}
+	}
+	// By these others can be let in later.
+	for _, n := range []struct {
+		kind rune
+		path string
+	}{{netns.UserNamespace, "/proc/self/ns/user"}, {netns.NetNamespace, "/proc/self/ns/net"}} {
+		fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, &mounttree.StepError{Step: "open", Path: n.path, Err: err}
+		}
+		passed.FDs, passed.Kinds = append(passed.FDs, fd), passed.Kinds+string(n.kind)
+	}
+	return passed, nil
 }
 
 // view builds the mounts and gives bubblewrap's command line.

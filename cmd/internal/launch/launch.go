@@ -32,6 +32,10 @@ type Start struct {
 	// Ports are what is listened on, in a gated network, where the kernel cannot lead all
 	// connections to one listener.
 	Ports []uint16
+	// Join starts the program in the namespaces of a sandbox that runs, beside what is there:
+	// it shares the loopback, and its connections arrive where that one's do. Nil makes new
+	// ones.
+	Join *Inside
 	// DieWithParent ends the program with the process that started it, where there is no
 	// boundary; with one, the plan says.
 	DieWithParent bool
@@ -40,6 +44,17 @@ type Start struct {
 	// the start, after the launcher's own if it has one; nothing has run. Its context ends when
 	// the launcher fails. Nil places nothing.
 	Place func(ctx context.Context, pid int) error
+}
+
+// Inside are the namespaces of a sandbox, by which others are let in.
+type Inside struct{ User, Net *os.File }
+
+// Close lets go of them.
+func (i *Inside) Close() {
+	if i != nil {
+		i.User.Close()
+		i.Net.Close()
+	}
 }
 
 // attempts bounds how often a start is tried again because the host's tree changed.

@@ -274,3 +274,99 @@ func TestNoOtherWayOutOfAGatedNetwork(t *testing.T) {
 		})
 	}
 }
+
+// serverPython serves on the loopback inside, on one family each.
+const serverPython = `
+import socket, threading, time, sys
+def serve(host, port, family):
+    l = socket.socket(family); l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6: l.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    l.bind((host, port)); l.listen()
+    def loop():
+        while True:
+            c, _ = l.accept(); c.sendall(('served by %s %d' % (host, port)).encode()); c.close()
+    threading.Thread(target=loop, daemon=True).start()
+serve('127.0.0.1', 8004, socket.AF_INET); serve('::1', 8006, socket.AF_INET6)
+print('serving', flush=True)
+sys.stdin.read()
+`
+
+func TestOthersAreLetIntoASandboxesNetwork(t *testing.T) {
+	for _, mode := range []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkOpen} {
+		t.Run(string(mode), func(t *testing.T) {
+			b := newBox(t)
+			b.policy.Network = mode
+			in, stdin, _ := os.Pipe()
+			stdout, out, _ := os.Pipe()
+			defer stdin.Close()
+			defer stdout.Close()
+			s := b.start("python3", "-c", serverPython)
+			s.Stdin, s.Stdout, s.Stderr = in, out, out
+			first, err := s.Run(t.Context())
+			in.Close()
+			out.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer first.Kill()
+			if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "serving\n" {
+				t.Fatal(line, err)
+			}
+			d, err := NewDialer(t.Context(), s.Launcher, first.Inside)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			for port, want := range map[uint16]string{8004: "served by 127.0.0.1 8004", 8006: "served by ::1 8006", 8005: "connection refused"} {
+				f, err := d.Dial(port)
+				got := ""
+				if err != nil {
+					got = err.Error()
+				} else {
+					c, err := net.FileConn(f)
+					f.Close()
+					if err != nil {
+						t.Fatal(err)
+					}
+					said, _ := io.ReadAll(c)
+					c.Close()
+					got = string(said)
+				}
+				if got != want {
+					t.Errorf("port %d: %q, want %q", port, got, want)
+				}
+			}
+			// A second sandbox beside it: the same loopback, nothing else in common.
+			r, w, _ := os.Pipe()
+			defer r.Close()
+			beside := b.start("/bin/sh", "-c", `python3 -c "
+import socket
+for a in (('127.0.0.1', 8004), ('::1', 8006)): print(socket.create_connection(a, timeout=10).makefile().read())"
+grep -c . /proc/net/dev; ls /proc | grep -c '^[0-9]'; cat /proc/self/status | grep CapEff; unshare -n true 2>/dev/null && echo caps; ip route del local default 2>&1 || kill -0 1`)
+			beside.Stdout, beside.Stderr, beside.Join = w, w, first.Inside
+			p, err := beside.Run(t.Context())
+			w.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Kill()
+			said, _ := io.ReadAll(r)
+			<-p.Done()
+			if text := string(said); !strings.Contains(text, "served by 127.0.0.1 8004\nserved by ::1 8006\n") || !strings.Contains(text, "CapEff:\t0000000000000000") || strings.Contains(text, "caps\n") {
+				t.Errorf("beside it: %s (%+v)", text, p.End())
+			}
+			if p.PID == first.PID || p.Init(t.Context()) == first.Init(t.Context()) {
+				t.Error("it is no sandbox of its own")
+			}
+			first.Kill()
+			if _, err := d.Dial(8004); err == nil {
+				t.Error("after the end something still answers")
+			}
+			late := b.start("/bin/true")
+			late.Join = first.Inside
+			if _, err := late.Run(t.Context()); err == nil {
+				t.Error("somebody was let into a sandbox that has ended")
+			}
+		})
+	}
+}

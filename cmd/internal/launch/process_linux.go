@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/listeners"
+	"agentconnect.md/sandbox/cmd/internal/netns"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/seccomp"
@@ -31,6 +32,9 @@ type Process struct {
 	Plan *sandbox.Plan // nil without a boundary
 	// Network is where its connections arrive, in a gated network; the caller closes it.
 	Network *listeners.Set
+	// Inside lets others in for as long as the program runs, where the network is the
+	// sandbox's own; nil without one, and with Join.
+	Inside *Inside
 
 	done chan struct{}
 	end  End
@@ -49,7 +53,7 @@ func (p *Process) End() End { return p.end }
 
 // once makes one attempt.
 func (s *Start) once(ctx context.Context) (*Process, error) {
-	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports}
+	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports, Join: s.Join != nil}
 	if s.Compile != nil {
 		old := make(chan bool, 1)
 		go func() { old <- oldBwrap(ctx, s.Bwrap) }()
@@ -72,17 +76,11 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		return nil, err
 	}
 	defer sealed.Close()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	theirs, gate, err := gatePair()
 	if err != nil {
 		return nil, err
 	}
-	theirs := os.NewFile(uintptr(pair[1]), "gate")
 	defer theirs.Close()
-	if err := unix.SetNonblock(pair[0], true); err != nil {
-		unix.Close(pair[0])
-		return nil, err
-	}
-	gate := os.NewFile(uintptr(pair[0]), "gate")
 	defer gate.Close()
 	infoR, infoW, err := os.Pipe()
 	if err != nil {
@@ -110,10 +108,13 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	if s.Stderr != nil {
 		cmd.Stderr = s.Stderr
 	}
-	if s.Pass != nil {
+	if s.Pass != nil || s.Join != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Pass)
 	}
-	if spec.Plan != nil {
+	if s.Join != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Join.User, s.Join.Net)
+	}
+	if spec.Plan != nil && s.Join == nil {
 		attr := cmd.SysProcAttr
 		attr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
 		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
@@ -132,9 +133,19 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	}
 	p := &Process{Plan: spec.Plan, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
 	started := make(chan error, 1)
-	go p.own(cmd, started)
+	var first *os.File // where the number of the one who joined is said
+	if s.Join != nil {
+		first = gate
+		stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
+		defer stop()
+	}
+	go p.own(cmd, first, started)
 	if err := <-started; err != nil {
 		infoR.Close()
+		var le *wire.LaunchError
+		if errors.As(err, &le) || ctx.Err() != nil {
+			return nil, errors.Join(ctx.Err(), err)
+		}
 		if spec.Plan != nil {
 			return nil, &UnavailableError{Err: fmt.Errorf("new namespaces: %w", err)}
 		}
@@ -181,21 +192,56 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 
 // own starts and reaps the process, all from one thread that lives as long as the
 // process: the kernel sends a parent's death signal when the thread that forked ends.
-func (p *Process) own(cmd *exec.Cmd, started chan<- error) {
+func (p *Process) own(cmd *exec.Cmd, first *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
 	err := cmd.Start()
+	var process *os.Process
 	if err == nil {
-		p.PID = cmd.Process.Pid
+		process = cmd.Process
+		if first != nil {
+			process, err = joined(cmd, first)
+		}
+	}
+	if err == nil {
+		p.PID = process.Pid
 	}
 	started <- err
 	if err != nil {
 		return
 	}
-	err = cmd.Wait()
-	p.end = endOf(cmd.ProcessState, err)
+	state, err := process.Wait()
+	p.end = endOf(state, err)
 	p.endSandbox()
+	if p.Plan != nil {
+		p.Inside.Close()
+	}
+}
+
+// joined waits for the launcher's word who goes on, its sibling and our child, and for its
+// own end.
+func joined(cmd *exec.Cmd, gate *os.File) (*os.Process, error) {
+	var line []byte
+	var b [1]byte // what follows is another's
+	var err error
+	for err == nil && !bytes.HasSuffix(line, []byte("\n")) && len(line) < 64<<10 {
+		var n int
+		n, err = gate.Read(b[:])
+		line = append(line, b[:n]...)
+	}
+	pid := wire.ParseJoined(string(line))
+	if pid == 0 {
+		signalChild(cmd.Process.Pid, syscall.SIGKILL)
+	}
+	werr := cmd.Wait()
+	if pid != 0 {
+		return os.FindProcess(pid) // our unreaped child: the number is its alone
+	}
+	if le, derr := wire.DecodeLaunchError(line); derr == nil && len(line) > 0 {
+		return nil, le
+	}
+	return nil, errors.Join(errors.New("nobody joined the sandbox"), werr)
 }
 
 // endSandbox makes sure that the sandbox's first process is gone, and with it, by the
@@ -317,40 +363,22 @@ func launchError(word []byte) error {
 // ready reads the launcher's first word, with the sockets that come with it: it is ready,
 // or an error up to the end.
 func (p *Process) ready(gate *os.File) error {
-	raw, err := gate.SyscallConn()
-	if err != nil {
-		return err
-	}
 	var word []byte
 	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*maxPassed))
+	defer func() { closeAll(files) }()
 	for len(word) < 64<<10 {
-		n, on, opErr := 0, 0, error(nil)
-		if err := raw.Read(func(fd uintptr) bool {
-			n, on, _, _, opErr = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
-			return opErr != unix.EAGAIN
-		}); err != nil {
-			return err
-		}
-		if opErr != nil {
-			return opErr
-		}
-		more, err := Passed(oob[:on])
+		n, more, err := receive(gate, &word)
 		files = append(files, more...)
 		if err != nil {
 			return err
 		}
-		word = append(word, buf[:n]...)
 		if kinds, weaker, ok := wire.ParseReady(word); ok {
+			kinds, files, p.Inside = inside(kinds, files)
 			if kinds == "" && len(files) == 0 {
 				return nil
 			}
 			p.Network, err = listeners.New(kinds, files, weaker)
+			files = nil
 			return err
 		}
 		if n == 0 {
@@ -361,6 +389,15 @@ func (p *Process) ready(gate *os.File) error {
 		}
 	}
 	return errors.New("a word that does not end")
+}
+
+// inside takes the namespaces out of what the launcher passed: they are last.
+func inside(kinds string, files []*os.File) (string, []*os.File, *Inside) {
+	rest, ok := strings.CutSuffix(kinds, string(netns.UserNamespace)+string(netns.NetNamespace))
+	if n := len(files); ok && n == len(kinds) {
+		return rest, files[:n-2], &Inside{User: files[n-2], Net: files[n-1]}
+	}
+	return kinds, files, nil
 }
 
 // maxPassed is how many descriptors one message of the kernel's carries (SCM_MAX_FD).

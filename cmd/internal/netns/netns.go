@@ -18,6 +18,9 @@ const (
 	// NameTCP and NameUDP serve port 53 of every address.
 	NameTCP = 't'
 	NameUDP = 'u'
+	// UserNamespace and NetNamespace are no sockets: by them others are let in later.
+	UserNamespace = 'U'
+	NetNamespace  = 'N'
 )
 
 // Passed is what a set-up hands out.

@@ -116,6 +116,8 @@ func (l *Launch) code(c *codec) {
 	for i := range l.Ports {
 		integer(c, &l.Ports[i])
 	}
+	c.flag(&l.Join)
+	c.flag(&l.Dial)
 }
 
 func codePlan(c *codec, p *sandbox.Plan) {

@@ -5,6 +5,7 @@ package wire
 
 import (
 	"encoding/json"
+	"strconv"
 	"strings"
 	"time"
 
@@ -252,6 +253,13 @@ type Launch struct {
 	// Ports are listened on, in a gated network, where the kernel cannot lead all
 	// connections to one listener.
 	Ports []uint16
+	// Join: not new namespaces, but those of UserNSFD and NetNSFD. The launcher says Joined
+	// first, and the process of that number, its sibling, is the one that goes on.
+	Join bool
+	// Dial: no program; connect to ports of the loopback there. Each question on GateFD is a
+	// port in two bytes, each answer a line: empty with the connection as SCM_RIGHTS, or why
+	// there is none.
+	Dial bool
 }
 
 // Descriptors of the launcher, besides 0, 1 and 2 of the runtime.
@@ -266,10 +274,38 @@ const (
 	InfoFD = 5
 	// ExtraFD is a socket for the program, with PassFD.
 	ExtraFD = 6
+	// UserNSFD and NetNSFD are the namespaces of a sandbox, with Join.
+	UserNSFD = 7
+	NetNSFD  = 8
 )
 
 // ExitNoInner is how `agentconnect-guest inner` ends where no inner sandbox starts.
 const ExitNoInner = 69
+
+// Exit codes of the process that joins a sandbox, before it is a launcher again.
+const (
+	JoinWait = 100 + iota
+	JoinUser
+	JoinNet
+	JoinMounts
+	JoinRights
+	JoinExec
+)
+
+// Joined is the launcher's first word with Join.
+func Joined(pid int) []byte { return []byte(joined + strconv.Itoa(pid) + "\n") }
+
+const joined = "pid "
+
+// ParseJoined reads it; 0: it is something else.
+func ParseJoined(line string) int {
+	rest, ok := strings.CutPrefix(line, joined)
+	pid, err := strconv.Atoi(strings.TrimSuffix(rest, "\n"))
+	if !ok || err != nil || pid <= 1 {
+		return 0
+	}
+	return pid
+}
 
 // GateOpen is the supervisor's word on GateFD.
 const GateOpen = 'g'
