@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/listeners"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -20,6 +21,9 @@ import (
 type Process struct {
 	PID  int
 	Plan *sandbox.Plan
+	// Network and Inside are nil: there is no sandbox.
+	Network *listeners.Set
+	Inside  *Inside
 
 	done chan struct{}
 	end  End

@@ -67,6 +67,7 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 		guest = s.spec.Policy.Guest
 	}
 	st := s.start(append([]string{guest, "exec", "--"}, req.Argv...), mergeEnv(s.spec.Env, req.Env), dir)
+	st.Join = s.inside()
 	if s.spec.Sandboxed {
 		plan, err := s.compile()
 		if err != nil {

@@ -153,6 +153,8 @@ func (s *Supervisor) handle(ctx context.Context, conn *net.UnixConn) error {
 			return err
 		}
 		return broker.Attach(ctx, conn, clientName(req.Client))
+	case wire.OpForward:
+		return s.forward(ctx, conn, req)
 	case wire.OpExec:
 		return s.exec(ctx, conn, req, files)
 	}

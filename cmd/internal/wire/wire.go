@@ -175,8 +175,15 @@ type Request struct {
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
 	TTY  *WinSize `json:"tty,omitempty"`
+	// Port is for OpForward.
+	Port uint16 `json:"port,omitempty"`
 	// Egress is for OpEgress.
 	Egress *EgressWord `json:"egress,omitempty"`
+}
+
+// Forwarded answers one byte of an OpForward.
+type Forwarded struct {
+	Error string `json:"error,omitempty"`
 }
 
 // WinSize is a terminal's size in character cells.
@@ -193,6 +200,9 @@ const (
 	// SCM_RIGHTS) the supervisor sends one more line, an ExecEnd. If the client
 	// goes away first, the command is ended.
 	OpExec = "exec"
+	// OpForward: after the Reply each byte that the client writes asks for a connection to
+	// Port of the loopback inside; a Forwarded line answers, with the connection as SCM_RIGHTS.
+	OpForward = "forward"
 	// OpSpec, on the daemon's spec socket alone: the Reply carries the sealed spec of
 	// Agent as SCM_RIGHTS, or an error with the supervisor's exit code.
 	OpSpec = "spec"
