@@ -388,7 +388,7 @@ func (f *flow) says(name string, v rules.Verdict) {
 // upTLS looks at the ClientHello, and at a second one that the server may ask for.
 func (f *flow) upTLS(in *intake, strict bool) error {
 	f.within()
-	first, err := f.nextHello(in, strict)
+	first, err := f.nextHello(in, strict, "")
 	if first == nil || err != nil || !strict {
 		if err != nil {
 			return err
@@ -415,12 +415,8 @@ func (f *flow) upTLS(in *intake, strict bool) error {
 				return err
 			}
 		case kind == recordHandshake && body[0] == clientHello:
-			again, err := f.nextHello(in, strict)
-			if err != nil {
+			if _, err := f.nextHello(in, strict, first.name); err != nil {
 				return err
-			}
-			if again.name != first.name {
-				return errBadHello
 			}
 			return f.rest(in)
 		default:
@@ -430,8 +426,8 @@ func (f *flow) upTLS(in *intake, strict bool) error {
 }
 
 // nextHello reads a ClientHello, judges it and sends it on; nil in mode open, where it is
-// none that can be read.
-func (f *flow) nextHello(in *intake, strict bool) (*hello, error) {
+// none that can be read. same is the name that it must have, if it is the second one.
+func (f *flow) nextHello(in *intake, strict bool, same string) (*hello, error) {
 	var p helloParser
 	for {
 		h, n, err := p.parse(in.held())
@@ -447,6 +443,8 @@ func (f *flow) nextHello(in *intake, strict bool) (*hello, error) {
 			return nil, err
 		case err != nil:
 			return nil, &refusal{why: "it began like TLS, and " + sayHello(err), alert: alertAccessDenied}
+		case same != "" && h.name != same:
+			return nil, &refusal{seen: h.name, why: "the server's name changed in the middle of the TLS handshake"}
 		case strict && h.encrypted:
 			return nil, &refusal{seen: h.name, why: "the server's name is encrypted (ECH), so it cannot be compared; a rule with any-sni lets it pass", alert: alertAccessDenied}
 		case strict && h.name == "":
@@ -550,7 +548,10 @@ func (f *flow) nextHead(in *intake) ([]byte, error) {
 			seen = 0
 			continue
 		}
-		if end := headEnd(b, seen); end > 0 {
+		switch end := headEnd(b, seen); {
+		case end > maxHead:
+			return nil, errTooLong
+		case end > 0:
 			return b[:end], nil
 		}
 		if seen = len(b); seen > maxHead {

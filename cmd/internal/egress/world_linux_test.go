@@ -398,15 +398,24 @@ func (w *world) cage(t testing.TB, p rules.Policy, more ...func(*Config)) *caged
 // dial connects as a program inside does. The connection itself always succeeds.
 func (a *caged) dial(addr string) *net.TCPConn {
 	a.t.Helper()
+	c, err := a.try(addr)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return c
+}
+
+// try is dial for what may be reset before the program looks.
+func (a *caged) try(addr string) (*net.TCPConn, error) {
 	var c net.Conn
 	var err error
 	a.w.agent.in(func() { c, err = net.DialTimeout("tcp", addr, 5*time.Second) })
 	if err != nil {
-		a.t.Fatal(err)
+		return nil, err
 	}
 	a.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	return c.(*net.TCPConn)
+	return c.(*net.TCPConn), nil
 }
 
 // ask sends one DNS query from inside.
@@ -508,4 +517,3 @@ func echo(c net.Conn) {
 }
 
 func policy(allow ...string) rules.Policy { return rules.Policy{Allow: allow} }
-
