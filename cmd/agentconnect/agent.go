@@ -18,6 +18,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
@@ -46,7 +47,8 @@ type settings struct {
 	permissionMode     string
 	credentials        string
 	network            string
-	allow              []string
+	allow, deny        []string
+	ask                string
 	memory, cpu        string
 	tasks              int
 	env                []string
@@ -73,7 +75,9 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 	f.StringVar(&s.credentials, "credentials", "", "whose login the runtime has: host (a copy of yours), private (its own) or secret")
 	f.StringVar(&s.permissionMode, "permission-mode", "", "the runtime's own `MODE` that each session starts in (\"\": its choice)")
 	f.StringVar(&s.network, "network", "", "none, allowlist, open (default: everything public) or host")
-	f.StringArrayVar(&s.allow, "allow", nil, "HOST[:PORT] that the agent reaches in network modes allowlist and open (repeat)")
+	f.StringArrayVar(&s.allow, "allow", nil, "HOST[:PORT], *.HOST, CIDR[:PORT], host:PORT or the name of a set ("+strings.Join(rules.Sets(), " ")+") that the agent reaches, in network modes allowlist and open (repeat)")
+	f.StringArrayVar(&s.deny, "deny", nil, "the same, that it does not reach whatever is allowed (repeat)")
+	f.StringVar(&s.ask, "ask", "", "how long what no rule names waits for `agentconnect egress allow`, such as 30s; 0: it does not wait")
 	f.StringVar(&s.memory, "memory", "", "memory limit, such as 2G")
 	f.StringVar(&s.cpu, "cpu", "", "CPU limit in percent of one CPU, such as 200%")
 	f.IntVar(&s.tasks, "tasks", 0, "limit of processes and threads")
@@ -98,8 +102,8 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 		mode = sandbox.NetworkMode(s.network)
 	}
 	// Not by the default: who writes --allow alone may mean that and nothing else.
-	if given("allow") && !mode.Gated() {
-		return usage("--allow goes with --network allowlist (that and nothing else) or open (that and everything public)")
+	if (given("allow") || given("deny") || given("ask")) && !mode.Gated() {
+		return usage("--allow, --deny and --ask go with --network allowlist (that and nothing else) or open (that and everything public)")
 	}
 	if given("runtime") {
 		ag.Runtime, ag.Command = s.runtime, ""
@@ -175,7 +179,15 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 		ag.Network.Mode = sandbox.NetworkMode(s.network)
 	}
 	if given("allow") {
-		ag.Network.Allow = s.allow
+		ag.Network.Allow = named(s.allow)
+	}
+	if given("deny") {
+		ag.Network.Deny = named(s.deny)
+	}
+	if given("ask") {
+		if ag.Network.Ask = s.ask; s.ask == "0" {
+			ag.Network.Ask = ""
+		}
 	}
 	if given("memory") {
 		ag.Limits.Memory = s.memory
@@ -187,6 +199,11 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 		ag.Limits.Tasks = s.tasks
 	}
 	return nil
+}
+
+// named drops the empty word, which takes all rules away.
+func named(words []string) []string {
+	return slices.DeleteFunc(words, func(w string) bool { return w == "" })
 }
 
 // grant reads PATH:ACCESS; the path may hold colons itself.
@@ -459,6 +476,7 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	t.row("workspace", st.Workspace)
 	t.row("read", string(orDefault(ag.Read, sandbox.ReadSystem)))
 	t.row("network", st.Network)
+	networkRows(t, ag.Network)
 	t.row("nesting", orDefault(ag.Nesting, "as the runtime needs"))
 	t.row("permission mode", orDefault(ag.PermissionMode, "the runtime's choice"))
 	t.row("credentials", orDefault(ag.Credentials, agent.CredentialsPrivate))

@@ -20,12 +20,14 @@ import (
 
 // explained is the answer of `explain --json`: the plan, or verdicts on paths.
 type explained struct {
-	Agent     string            `json:"agent"`
-	Sandboxed bool              `json:"sandboxed"`
-	Read      sandbox.ReadMode  `json:"read"`
-	Plan      *sandbox.Plan     `json:"plan,omitempty"`
-	Paths     []sandbox.Verdict `json:"paths,omitempty"`
-	Notes     []string          `json:"notes,omitempty"`
+	Agent     string           `json:"agent"`
+	Sandboxed bool             `json:"sandboxed"`
+	Read      sandbox.ReadMode `json:"read"`
+	Plan      *sandbox.Plan    `json:"plan,omitempty"`
+	// Rules of the network, in modes allowlist and open.
+	Rules *agent.Network    `json:"rules,omitempty"`
+	Paths []sandbox.Verdict `json:"paths,omitempty"`
+	Notes []string          `json:"notes,omitempty"`
 	// DropIns are files by which somebody changes the agent's units, its limits perhaps.
 	DropIns []string `json:"dropIns,omitempty"`
 }
@@ -83,6 +85,9 @@ func (s *site) explain(ag *agent.Agent, paths []string) (*explained, error) {
 	}
 	if len(paths) == 0 {
 		x.Plan = plan
+		if p.Network.Gated() {
+			x.Rules = &ag.Network
+		}
 		return x, nil
 	}
 	for _, path := range paths {
@@ -102,6 +107,9 @@ func (a *app) printExplained(x *explained) error {
 		t.row("agent", x.Agent)
 		t.row("read", string(x.Read))
 		t.row("network", string(x.Plan.Network))
+		if x.Rules != nil {
+			networkRows(t, *x.Rules)
+		}
 		t.row("nesting", onOff(x.Plan.Nesting))
 		if err := t.end(); err != nil {
 			return err

@@ -370,6 +370,7 @@ func (a *app) printAgents(agents []control.AgentStatus) error {
 		if g.Build != "" {
 			says = append(says, fmt.Sprintf("still runs the older build %s; run `agentconnect agent restart %s`", g.Build, g.ID))
 		}
+		says = append(says, asksLines(&g)...)
 		for _, s := range slices.Concat(says, g.Unmet, g.Notes) {
 			fmt.Fprintf(a.out, "  %s: %s: %s\n", g.ID, a.tint(g.State), oneLine(s))
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,7 +49,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "json": jsonHas, "daemon": startDaemon,
+			"exits": exits, "json": jsonHas, "daemon": startDaemon, "greet": greet,
 		},
 	})
 }
@@ -148,6 +149,26 @@ func startDaemon(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("the daemon does not listen")
 		}
 	}
+}
+
+// greet: a server on the loopback of the host says hello; its port is in $PORT.
+func greet(ts *testscript.TestScript, neg bool, args []string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintln(c, "hello from the host")
+			c.Close()
+		}
+	}()
+	ts.Defer(func() { l.Close(); <-done })
+	ts.Setenv("PORT", strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
 }
 
 func TestRunRefusesRoot(t *testing.T) {

@@ -45,8 +45,13 @@ type Agent struct {
 
 // Network says what the agent reaches. An empty Mode means the default of the configuration.
 type Network struct {
-	Mode  sandbox.NetworkMode `json:"mode,omitempty"`
-	Allow []string            `json:"allow,omitempty"` // HOST[:PORT]
+	Mode sandbox.NetworkMode `json:"mode,omitempty"`
+	// Allow and Deny are rules, as package rules reads them; deny beats allow.
+	Allow []string `json:"allow,omitempty"`
+	Deny  []string `json:"deny,omitempty"`
+	// Ask is how long what no rule names waits for the operator's word, in mode allowlist
+	// ("30s"); empty: it is refused at once.
+	Ask string `json:"ask,omitempty"`
 }
 
 // Limits of the agent's scope. Zero values mean the default.

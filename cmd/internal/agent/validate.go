@@ -6,15 +6,16 @@ package agent
 import (
 	"fmt"
 	"math"
-	"net/netip"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -27,7 +28,6 @@ var (
 	runtimeRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 	sizeRule    = regexp.MustCompile(`^([0-9]{1,19})(?:\.([0-9]{1,9}))?([KMGT]?)$`)
 	cpuRule     = regexp.MustCompile(`^([0-9]{1,7})%$`)
-	hostRule    = regexp.MustCompile(`^(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,62})(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?$`)
 )
 
 // ValidateID tells whether id follows the one rule for agent ids. The error is
@@ -179,10 +179,18 @@ func (a *Agent) Validate() error {
 	oneOf(&p, "nesting", a.Nesting, "on", "off")
 	oneOf(&p, "credentials", a.Credentials, CredentialsHost, CredentialsPrivate, CredentialsSecret)
 	oneOf(&p, "network.mode", a.Network.Mode, NetworkModes...)
-	for i, h := range a.Network.Allow {
-		if err := ValidateHost(h); err != nil {
-			p.add("network.allow[%d]: %v", i, err)
+	for _, list := range []struct {
+		name  string
+		rules []string
+	}{{"allow", a.Network.Allow}, {"deny", a.Network.Deny}} {
+		for i, r := range list.rules {
+			if _, err := rules.Parse(r); err != nil {
+				p.add("network.%s[%d]: %v", list.name, i, err)
+			}
 		}
+	}
+	if _, err := a.Network.AskFor(); err != nil {
+		p.add("network.ask: %v", err)
 	}
 	a.Limits.validate(&p, "limits")
 	oneOf(&p, "acp.clientFiles", a.ACP.ClientFiles, "workspace")
@@ -224,42 +232,19 @@ func validateEnv(p *invalid, name, value string) {
 // NetworkModes in their order: each one reaches more than the one before.
 var NetworkModes = []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkAllowlist, sandbox.NetworkOpen, sandbox.NetworkHost}
 
-// ValidateHost checks the form of HOST[:PORT]: a name, *.NAME, an address, or a
-// network (10.0.0.0/8). An IPv6 address with a port stands in brackets.
-func ValidateHost(s string) error {
-	bad := func(why string) error {
-		return fmt.Errorf("%q is not HOST[:PORT]: %s", s, why)
+// MaxAsk is the longest that something waits for the operator's word.
+const MaxAsk = 10 * time.Minute
+
+// AskFor is for how long what no rule names waits; 0: not at all.
+func (n Network) AskFor() (time.Duration, error) {
+	if n.Ask == "" {
+		return 0, nil
 	}
-	if s == "" || len(s) > 300 {
-		return bad("write a host name such as \"example.com\" or \"example.com:443\"")
+	d, err := time.ParseDuration(n.Ask)
+	if err != nil || d < time.Second || d > MaxAsk || d%time.Second != 0 {
+		return 0, fmt.Errorf("%q is not how long to wait: write \"30s\", or from \"1s\" to \"10m\"", n.Ask)
 	}
-	if _, err := netip.ParseAddr(s); err == nil {
-		return nil
-	}
-	if _, err := netip.ParsePrefix(s); err == nil {
-		return nil
-	}
-	host := s
-	if i := strings.LastIndexByte(s, ':'); i >= 0 {
-		n, err := strconv.ParseUint(s[i+1:], 10, 16)
-		if err != nil || n == 0 || s[i+1] == '+' {
-			return bad("the port is a number from 1 to 65535")
-		}
-		host = s[:i]
-	}
-	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
-		if _, err := netip.ParseAddr(host[1 : len(host)-1]); err == nil {
-			return nil
-		}
-		return bad("an IPv6 address stands in brackets")
-	}
-	if strings.Contains(host, "://") || strings.Contains(host, "/") {
-		return bad("write the host alone, without a scheme or a path")
-	}
-	if len(host) > 254 || !hostRule.MatchString(host) {
-		return bad("write a host name such as \"example.com\" or \"*.example.com\"")
-	}
-	return nil
+	return d, nil
 }
 
 // carried refuses what neither an argument nor JSON can hold.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/accounting"
+	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
 // Probe is the result of the live probe: what status, features and exit 69 go by.
@@ -53,7 +54,10 @@ type AgentStatus struct {
 	Clients   int       `json:"clients"`
 	Build     string    `json:"build,omitempty"` // set when an older build still runs
 	Notes     []string  `json:"notes,omitempty"`
-	Socket    string    `json:"socket,omitempty"` // the agent socket while running
+	// Egress is set while it runs in network mode allowlist or open: counters, and what waits
+	// for the operator's word.
+	Egress *wire.EgressState `json:"egress,omitempty"`
+	Socket string            `json:"socket,omitempty"` // the agent socket while running
 	// Changed: its configuration changed since it started, in what a running agent cannot take over.
 	Changed bool `json:"changed,omitempty"`
 	// Usage is what its runtime uses, read for this answer; nil under direct supervision and

@@ -120,6 +120,7 @@ type record struct {
 	inForce       *agent.Agent // as of the last start, or of a change taken over live
 	text          string       // of inForce
 	limits        *wire.Limits // passed to what runs; nil: not known, or there are none
+	egress        *wire.Egress // the same
 }
 
 // RootError: somebody tried to run agents as root.
@@ -437,6 +438,7 @@ func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
 	d.mu.Lock()
 	r.inForce, r.text = a, string(text)
 	d.mu.Unlock()
+	d.adjustNetwork(ctx, id, a)
 	d.adjust(ctx, id, a)
 	st, err := wireStatus(ctx, d.sup.State(id).Socket)
 	if err != nil {
@@ -635,7 +637,7 @@ func (d *Daemon) agentSpec(r *record, a *agent.Agent, used, compiled bool) (*wir
 	d.mu.Lock()
 	r.state, r.reason = "", ""
 	if used {
-		r.inForce, r.text, r.limits = a, string(text), spec.Limits
+		r.inForce, r.text, r.limits, r.egress = a, string(text), spec.Limits, spec.Egress
 	}
 	d.mu.Unlock()
 	return spec, nil
@@ -1054,7 +1056,7 @@ func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) *account
 				a.Notes = append(a.Notes, "its supervisor does not answer: "+err.Error())
 				return
 			}
-			a.Clients = st.Clients
+			a.Clients, a.Egress = st.Clients, st.Egress
 			a.Notes = append(a.Notes, st.Notes...)
 			if st.Line != "" {
 				a.Line = printable(st.Line)

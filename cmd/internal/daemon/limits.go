@@ -30,6 +30,7 @@ func (d *Daemon) adjustAll(entries []config.AgentEntry) {
 		if e.Agent == nil || d.sup.State(e.ID).State != control.StateRunning {
 			continue
 		}
+		d.adjustNetwork(context.Background(), e.ID, e.Agent)
 		d.adjust(context.Background(), e.ID, e.Agent)
 	}
 }

@@ -52,8 +52,8 @@ func (b *Builder) Judge(a *agent.Agent) error {
 		}
 		return nil
 	}
-	if !mode.Gated() && len(a.Network.Allow) > 0 {
-		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow works in modes allowlist and open, and the mode that holds is %s; run `agentconnect agent edit %s --network allowlist`, or take network.allow out of agent.json", a.ID, mode, a.ID)}
+	if n := a.Network; !mode.Gated() && (len(n.Allow) > 0 || len(n.Deny) > 0 || n.Ask != "") {
+		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow, network.deny and network.ask work in modes allowlist and open, and the mode that holds is %s; run `agentconnect agent edit %s --network allowlist`, or take them out of agent.json", a.ID, mode, a.ID)}
 	}
 	if mode.Gated() {
 		if _, err := rules.Compile(b.egressPolicy(a)); err != nil {
@@ -65,7 +65,8 @@ func (b *Builder) Judge(a *agent.Agent) error {
 
 // egressPolicy are the rules of an agent's network.
 func (b *Builder) egressPolicy(a *agent.Agent) wire.EgressPolicy {
-	return wire.EgressPolicy{Open: b.Network(a) == sandbox.NetworkOpen, Allow: a.Network.Allow}
+	ask, _ := a.Network.AskFor() // validated when it was read
+	return wire.EgressPolicy{Open: b.Network(a) == sandbox.NetworkOpen, Allow: a.Network.Allow, Deny: a.Network.Deny, Ask: int(ask.Seconds())}
 }
 
 // egress is the agent's way out; nil where everything or nothing passes.

@@ -199,7 +199,7 @@ func (g *Gateway) Allow(host string, s wire.EgressScope) error {
 	defer g.mu.Unlock()
 	for _, r := range parsed {
 		for _, d := range g.policy.Deny {
-			if rules.Covers(d, r) {
+			if rules.Covers(d, r) && (s != wire.EgressAlways || !rules.Same(d, host)) {
 				return fmt.Errorf("%s stays denied: the agent's rules deny %s, and deny beats allow; take that rule away with `agentconnect egress allow --always`, or in agent.json", host, d)
 			}
 		}
@@ -219,7 +219,7 @@ func (g *Gateway) Allow(host string, s wire.EgressScope) error {
 		g.wake()
 		return nil
 	case wire.EgressRun, wire.EgressAlways:
-		return g.say(word{true, host})
+		return g.say(word{true, host}, s)
 	}
 	return fmt.Errorf("scope %q: once, run or always", s)
 }
@@ -250,7 +250,7 @@ func (g *Gateway) Deny(host string, s wire.EgressScope) error {
 		g.once = slices.DeleteFunc(g.once, func(w onceWord) bool {
 			return slices.ContainsFunc(parsed, func(r rules.Rule) bool { return r.Text() == w.rule })
 		})
-		err := g.say(word{false, host})
+		err := g.say(word{false, host}, s)
 		g.mu.Unlock()
 		if err == nil {
 			g.cutDenied()
@@ -263,14 +263,27 @@ func (g *Gateway) Deny(host string, s wire.EgressScope) error {
 
 var errTooManyWords = errors.New("too many rules for one run; write them down with --always, and restart the agent")
 
-// say takes a word for this run in; what was said before of the same host is forgotten. The
-// caller holds g.mu.
-func (g *Gateway) say(w word) error {
+// say takes a word in; what was said before of the same host is forgotten. One that holds
+// for good goes into the policy, which the next SetRules replaces. The caller holds g.mu.
+func (g *Gateway) say(w word, s wire.EgressScope) error {
 	words := slices.DeleteFunc(slices.Clone(g.words), func(old word) bool { return rules.Same(old.rule, w.rule) })
-	if len(words) >= maxWords {
-		return errTooManyWords
+	if s != wire.EgressAlways {
+		if len(words) >= maxWords {
+			return errTooManyWords
+		}
+		g.words = append(words, w)
+		return g.compile()
 	}
-	g.words = append(words, w)
+	g.words = words
+	same := func(r string) bool { return rules.Same(r, w.rule) }
+	p := g.policy
+	p.Allow, p.Deny = slices.DeleteFunc(slices.Clone(p.Allow), same), slices.DeleteFunc(slices.Clone(p.Deny), same)
+	if w.allow {
+		p.Allow = append(p.Allow, w.rule)
+	} else {
+		p.Deny = append(p.Deny, w.rule)
+	}
+	g.policy = p
 	return g.compile()
 }
 
