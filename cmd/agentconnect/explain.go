@@ -142,34 +142,6 @@ func (a *app) printExplained(x *explained) error {
 	return nil
 }
 
-func (a *app) runtimesCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "runtimes", Short: "list the ACP runtimes and which are installed", Args: a.args(0, 0),
-		RunE: func(*cobra.Command, []string) error {
-			s, err := a.site()
-			if err != nil {
-				return err
-			}
-			list := runtimes.NewRegistry(s.cfg.Runtimes).List(runtimes.Options{Home: s.cfg.Home, Root: s.cfg.Root, Path: a.getenv("PATH")})
-			if a.json {
-				return a.printJSON(list)
-			}
-			t := newTable(a.out, "RUNTIME", "INSTALLED", "STARTS AS", "WHERE, OR HOW TO GET IT")
-			for _, r := range list {
-				installed, where := "yes", r.Path
-				switch {
-				case r.Internal:
-					where = "part of agentconnect"
-				case !r.Installed:
-					installed, where = "no", orDefault(r.Reason, r.Install)
-				}
-				t.row(r.ID, installed, r.Command, where)
-			}
-			return t.end()
-		},
-	}
-}
-
 func (a *app) configCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "config", Short: "every effective value and where it came from", Args: a.args(0, 0),

@@ -76,8 +76,13 @@ func (b *Builder) egress(a *agent.Agent) *wire.Egress {
 	}
 	return &wire.Egress{
 		Policy: b.egressPolicy(a), Records: audit.EgressPath(b.Config.Root, a.ID),
-		Proxy: wire.Proxy{HTTPS: b.proxy("HTTPS_PROXY"), HTTP: b.proxy("HTTP_PROXY"), All: b.proxy("ALL_PROXY"), No: b.proxy("NO_PROXY")},
+		Proxy: b.Proxy(),
 	}
+}
+
+// Proxy is the operator's own way out, from the environment.
+func (b *Builder) Proxy() wire.Proxy {
+	return wire.Proxy{HTTPS: b.proxy("HTTPS_PROXY"), HTTP: b.proxy("HTTP_PROXY"), All: b.proxy("ALL_PROXY"), No: b.proxy("NO_PROXY")}
 }
 
 // proxy is a proxy variable, which programs write in lower case as well. HTTP_PROXY in

@@ -33,14 +33,14 @@ func TestMain(m *testing.M) {
 
 // box is one agent on this host, with a home of its own for the test.
 type box struct {
-	t      *testing.T
+	t      testing.TB
 	bin    string
 	home   string
 	bwrap  string
 	policy sandbox.Policy
 }
 
-func newBox(t *testing.T) *box {
+func newBox(t testing.TB) *box {
 	t.Helper()
 	testhost.NeedBoundary(t)
 	home := testhost.Home(t)

@@ -370,3 +370,37 @@ grep -c . /proc/net/dev; ls /proc | grep -c '^[0-9]'; cat /proc/self/status | gr
 		})
 	}
 }
+
+// BenchmarkStart is a whole start and end of /bin/true: what a network costs beside none.
+func BenchmarkStart(b *testing.B) {
+	for _, mode := range []string{"none", "open", "beside"} {
+		b.Run(mode, func(b *testing.B) {
+			box := newBox(b)
+			var in *Inside
+			if mode == "beside" {
+				box.policy.Network = sandbox.NetworkOpen
+				first, err := box.start("/bin/sleep", "1000").Run(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer first.Network.Close()
+				defer first.Kill()
+				in = first.Inside
+			} else {
+				box.policy.Network = sandbox.NetworkMode(mode)
+			}
+			for b.Loop() {
+				s := box.start("/bin/true")
+				s.Join = in
+				p, err := s.Run(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				<-p.Done()
+				if p.Network != nil {
+					p.Network.Close()
+				}
+			}
+		})
+	}
+}

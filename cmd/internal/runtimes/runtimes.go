@@ -31,6 +31,8 @@ type Runtime struct {
 	Env map[string]string
 	// NPM is the package that brings the program; empty if it comes another way.
 	NPM string
+	// Version is the one of it that was tried: what `runtimes install` brings.
+	Version string
 	// StateDirs and Credentials lie below the home.
 	StateDirs   []string
 	Credentials []string
@@ -123,7 +125,7 @@ func NewRegistry(defs map[string]Def) *Registry {
 		}
 		rt.Custom, rt.Internal = true, false
 		if d.Command != "" {
-			rt.Programs, rt.NPM = []string{d.Command}, ""
+			rt.Programs, rt.NPM, rt.Version = []string{d.Command}, "", ""
 			rt.Install = "install " + d.Command + ", or correct runtimes." + name + ".command in the configuration"
 		}
 		if d.Command != "" || d.Args != nil {
