@@ -209,3 +209,215 @@ func (s *site) forward(id, ports string) (hostPort string, end func() (int, stri
 	}
 	return hostPort, end
 }
+
+func TestForwardsOfEveryKindAndTheirEnd(t *testing.T) {
+	s := newSite(t)
+	s.start()
+	s.add("alice", "--network", "none") // a forward asks for no network
+	s.fails(1, []string{"not running", "agent start alice"}, "forward", "alice", "8080")
+	s.fails(2, []string{"HOSTPORT"}, "forward", "alice", "0")
+	s.ok("agent", "start", "alice")
+	s.write(filepath.Join(s.workspace("alice"), "serve.py"), `
+import socket, threading
+def serve(host, port, family):
+    l = socket.socket(family)
+    if family == socket.AF_INET6: l.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    l.bind((host, port)); l.listen(64)
+    def one(c):
+        n = 0
+        while True:
+            b = c.recv(65536)
+            if not b: break
+            n += len(b)
+        c.sendall(('%s got %d' % (host, n)).encode()); c.close()
+    def loop():
+        while True: threading.Thread(target=one, args=(l.accept()[0],), daemon=True).start()
+    threading.Thread(target=loop, daemon=True).start()
+serve('127.0.0.1', 8004, socket.AF_INET); serve('::1', 8006, socket.AF_INET6)
+print('serving', flush=True)
+threading.Event().wait()
+`)
+	server := s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "python3", "-u", "serve.py")
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer server.Wait()
+	defer server.Process.Signal(os.Interrupt)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "serving\n" {
+		t.Fatal(line, err)
+	}
+	four, _ := s.forward("alice", "0:8004")
+	six, end6 := s.forward("alice", "0:8006")
+	nobody, _ := s.forward("alice", "0:8005")
+	const size = 8 << 20
+	send := func(network, port string, n int64) string {
+		c, err := net.Dial(network, net.JoinHostPort("localhost", port))
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		io.CopyN(c, zeros{}, n)
+		c.(*net.TCPConn).CloseWrite() // half closed: the answer still comes
+		b, err := io.ReadAll(c)
+		if err != nil {
+			return err.Error()
+		}
+		return string(b)
+	}
+	answers := make(chan string, 20)
+	for range 10 {
+		go func() { answers <- send("tcp4", four, size) }()
+		go func() { answers <- send("tcp4", six, size) }()
+	}
+	got := map[string]int{}
+	for range 20 {
+		got[<-answers]++
+	}
+	if want := fmt.Sprintf("127.0.0.1 got %d", size); got[want] != 10 || got[fmt.Sprintf("::1 got %d", size)] != 10 {
+		t.Errorf("%v", got)
+	}
+	if b := send("tcp6", four, 3); b != "127.0.0.1 got 3" && !strings.Contains(b, "refused") {
+		t.Errorf("by ::1 of the host: %q", b)
+	}
+	if b := send("tcp4", nobody, 1); strings.Contains(b, "got") || b == "" {
+		t.Errorf("where nobody listens: %q", b)
+	}
+	if code, said := end6(); code != 0 {
+		t.Errorf("an interrupted forward: exit %d: %s", code, said)
+	}
+	if b := send("tcp4", six, 1); !strings.Contains(b, "refused") {
+		t.Errorf("after its end: %q", b)
+	}
+	s.fails(1, []string{"taken", "HOSTPORT"}, "forward", "alice", four+":8004")
+	// With the agent the rest ends.
+	forward := s.agentconnect(context.Background(), "forward", "alice", "0:8004")
+	var errs strings.Builder
+	forward.Stderr = &errs
+	begun, _ := forward.StdoutPipe()
+	if err := forward.Start(); err != nil {
+		t.Fatal(err)
+	}
+	bufio.NewReader(begun).ReadString('\n')
+	s.ok("agent", "stop", "alice")
+	if err := forward.Wait(); err == nil || !strings.Contains(errs.String(), "has ended") {
+		t.Errorf("the agent has ended, the forward: %v: %s", err, errs.String())
+	}
+}
+
+// lineServer answers "echo X", counts what follows "count" up to its end, and floods.
+func lineServer(t *testing.T) (port string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				r := bufio.NewReader(c)
+				for {
+					line, err := r.ReadString('\n')
+					if err != nil {
+						return
+					}
+					switch word, rest, _ := strings.Cut(strings.TrimSpace(line), " "); word {
+					case "echo":
+						io.WriteString(c, rest+"\n")
+					case "count":
+						n, _ := io.Copy(io.Discard, r)
+						fmt.Fprintf(c, "%d\n", n)
+						return
+					case "flood":
+						c.SetWriteDeadline(time.Now().Add(5 * time.Second))
+						io.Copy(c, zeros{})
+						return
+					}
+				}
+			}()
+		}
+	}()
+	_, port, _ = net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+func TestAThousandConnectionsAndOneThatNeverReads(t *testing.T) {
+	s := newSite(t)
+	port := lineServer(t)
+	s.start()
+	s.add("alice", "--network", "allowlist", "--allow", "host:"+port)
+	s.ok("agent", "start", "alice")
+	s.write(filepath.Join(s.workspace("alice"), "many.py"), `
+import socket, sys, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+to = ('host', int(sys.argv[1]))
+flood = socket.create_connection(to); flood.sendall(b'flood\n')  # and never read
+many = [socket.create_connection(to) for _ in range(1000)]
+for i, c in enumerate(many): c.sendall(b'echo %d\n' % i)
+for i, c in enumerate(many):
+    c.settimeout(60)
+    assert c.recv(100) == b'%d\n' % i, i
+print('all', len(many), flush=True)
+sys.stdin.readline()
+half = socket.create_connection(to); half.sendall(b'count\n')
+block = bytes(1 << 20)
+for _ in range(64): half.sendall(block)
+half.shutdown(socket.SHUT_WR)
+print('counted', half.makefile().readline().strip(), flush=True)
+`)
+	cmd := s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "python3", "-u", "many.py", port)
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "all 1000" {
+		in.Close()
+		cmd.Wait()
+		t.Fatalf("%q %s", lines.Text(), errs.String())
+	}
+	// Loose on purpose: what must not be is memory that grows with what is sent.
+	const most = 160 << 10
+	if kib := residentKiB(t, s.agent("alice").PID); kib > most {
+		t.Errorf("the supervisor has %d KiB under 1,000 connections, at most %d", kib, most)
+	} else {
+		t.Logf("the supervisor has %d KiB under 1,000 connections", kib)
+	}
+	io.WriteString(in, "\n")
+	if !lines.Scan() || lines.Text() != fmt.Sprintf("counted %d", 64<<20) {
+		t.Errorf("half closed: %q", lines.Text())
+	}
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v: %s", err, errs.String())
+	}
+}
+
+func residentKiB(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "VmRSS:" {
+			n, _ := strconv.Atoi(f[1])
+			return n
+		}
+	}
+	t.Fatal("no VmRSS")
+	return 0
+}
