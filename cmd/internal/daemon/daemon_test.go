@@ -361,7 +361,7 @@ func TestRulesOfTheNetworkAreJudgedBeforeAnythingStarts(t *testing.T) {
 		want    []string
 	}{
 		{agent.Network{Mode: sandbox.NetworkNone, Allow: []string{"example.com"}}, []string{"network.allow", "--network allowlist"}},
-		{agent.Network{Mode: sandbox.NetworkAllowlist, Allow: []string{"host"}}, []string{"host", "port"}},
+		{agent.Network{Mode: sandbox.NetworkHost, Deny: []string{"example.com"}}, []string{"network.deny", "--network allowlist"}},
 	} {
 		if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network = n.network; return nil }); err != nil {
 			t.Fatal(err)

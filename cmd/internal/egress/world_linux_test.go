@@ -6,11 +6,11 @@
 package egress
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -510,10 +510,21 @@ func (a *caged) all() (all []Record) {
 
 // echo sends back what it gets, and ends when the client does.
 func echo(c net.Conn) {
-	_, _ = bufio.NewReader(c).WriteTo(c)
+	b := make([]byte, 4<<10) // and not io.Copy, which would hold a pipe
+	for {
+		n, err := c.Read(b)
+		if err != nil {
+			break
+		}
+		if _, err := c.Write(b[:n]); err != nil {
+			return
+		}
+	}
 	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.CloseWrite()
 	}
 }
+
+func parseAddr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func policy(allow ...string) rules.Policy { return rules.Policy{Allow: allow} }

@@ -1,0 +1,140 @@
+package egress
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+)
+
+// FuzzDNS: whatever an agent sends, the answer is a packet of bounded size, and no name that
+// no rule allows is looked up.
+func FuzzDNS(f *testing.F) {
+	for _, name := range []string{"example.com.", "evil.net.", "34.216.184.93.in-addr.arpa.", "host.", "localhost."} {
+		for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeHTTPS, dns.TypeANY} {
+			m := new(dns.Msg)
+			m.SetQuestion(name, kind)
+			m.SetEdns0(4096, true)
+			b, err := m.Pack()
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(b)
+		}
+	}
+	g, err := New(Config{Agent: "alice", Egress: wire.Egress{Policy: rules.Policy{Allow: []string{"example.com", "host:1"}}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { g.Close() })
+	g.resolvConf = "/dev/null" // no name servers
+	g.lookups.ask = func(_ context.Context, name string) ([]netip.Addr, error) {
+		if name != "example.com" {
+			f.Errorf("%q is looked up", name)
+		}
+		return []netip.Addr{netip.MustParseAddr("93.184.216.34"), netip.MustParseAddr("10.0.0.1")}, nil
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		for _, tcp := range []bool{false, true} {
+			out := g.reply(t.Context(), raw, tcp)
+			if out == nil {
+				continue
+			}
+			if !tcp && len(out) > maxUDP {
+				t.Fatalf("%d bytes over UDP", len(out))
+			}
+			var m dns.Msg
+			if err := m.Unpack(out); err != nil {
+				t.Fatalf("the answer cannot be read: %v", err)
+			}
+			if !m.Response || m.Id != uint16(raw[0])<<8|uint16(raw[1]) {
+				t.Fatalf("got %v", &m)
+			}
+			if bytes.Contains(out, []byte{10, 0, 0, 1}) && !bytes.Contains(raw, []byte{10, 0, 0, 1}) {
+				t.Fatalf("a private address is given: %v", &m)
+			}
+		}
+	})
+}
+
+// FuzzHello: what is read of a ClientHello does not depend on how it is split, and is inside
+// what was read.
+func FuzzHello(f *testing.F) {
+	f.Add([]byte("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00"), uint8(1))
+	f.Add([]byte("\x16\x03\x01\x00\x04\x01\x00\x00\x00"), uint8(3))
+	f.Add([]byte("\x80\x2e\x01\x03\x01"), uint8(1))
+	body := "\x03\x03" + strings.Repeat("r", 32) + "\x00\x00\x02\x13\x01\x01\x00\x00\x14\x00\x00\x00\x10\x00\x0e\x00\x00\x0bexample.com"
+	f.Add([]byte("\x16\x03\x01\x00"+string(rune(len(body)+4))+"\x01\x00\x00"+string(rune(len(body)))+body), uint8(7))
+	f.Fuzz(func(t *testing.T, raw []byte, step uint8) {
+		h, n, err := new(helloParser).parse(raw)
+		if err == nil {
+			if n <= 0 || n > len(raw) || h.name != "" && !bytes.Contains(bytes.ToLower(raw), []byte(h.name[:1])) {
+				t.Fatalf("%+v, %d of %d", h, n, len(raw))
+			}
+			if name, ok := rules.ASCIIName(h.name); h.name != "" && (!ok || name != h.name) {
+				t.Fatalf("%q is no host name", h.name)
+			}
+		}
+		var p helloParser
+		for i := 0; ; i = min(i+int(step)+1, len(raw)) {
+			h2, n2, err2 := p.parse(raw[:i])
+			if err2 != errShort {
+				if h2 != h || n2 != n || (err2 == nil) != (err == nil) {
+					t.Fatalf("in pieces: %+v, %d, %v; at once: %+v, %d, %v", h2, n2, err2, h, n, err)
+				}
+				return
+			}
+			if i == len(raw) {
+				if err != errShort {
+					t.Fatalf("in pieces it is never enough; at once: %v", err)
+				}
+				return
+			}
+		}
+	})
+}
+
+// FuzzRequest: what passes is read in the same way by the standard library, and is for the
+// same host.
+func FuzzRequest(f *testing.F) {
+	for _, s := range []string{
+		"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", "POST /x HTTP/1.0\r\nHost: a:80\r\nContent-Length: 5\r\n\r\n",
+		"GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS * HTTP/1.1\nHost: a\n\n",
+		"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", "GET / HTTP/1.1\r\nHost: [::1]:80\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		like := looksLikeHTTP(raw)
+		end := headEnd(raw, 0)
+		if end == 0 {
+			return
+		}
+		r, err := parseRequest(raw[:end])
+		if err != nil {
+			return
+		}
+		if like != alike {
+			t.Fatalf("%q passes as a request and does not look like one", raw[:end])
+		}
+		got, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(r.passOn(raw[:end]))))
+		if err != nil {
+			return // stricter than we are
+		}
+		host, _, err := hostPort(got.Host)
+		if got.Method != r.method || !r.through && (err != nil || host != r.host) {
+			t.Fatalf("%q is for %q %q here, and for %q %q there", raw[:end], r.method, r.host, got.Method, got.Host)
+		}
+		if got.ContentLength != r.length && !(r.length == -1 && len(got.TransferEncoding) == 1) {
+			t.Fatalf("%q has a body of %d here, %d there", raw[:end], r.length, got.ContentLength)
+		}
+	})
+}
