@@ -238,21 +238,39 @@ func (p *run) live(ctx context.Context) bool {
 		return p.why(ctx, err)
 	}
 	p.add(CodeUsernsDisabled, OK, "")
-	p.add(CodeNetnsRefused, OK, "")
+	p.network(findings)
 	p.add(CodeProcRefused, OK, "")
 	var bad []string
+	looks := 0
 	for _, f := range findings {
+		if f.What != FindingNetwork {
+			looks++
+		}
 		if !f.OK {
 			bad = append(bad, strings.TrimSpace(f.What+" "+f.Path+": "+f.Detail))
 		}
 	}
 	switch {
-	case len(findings) == 0:
+	case looks == 0:
 		return p.add(CodeBoundaryLeak, Failed, "nothing was looked at")
 	case len(bad) > 0:
 		return p.add(CodeBoundaryLeak, Failed, strings.Join(bad, "; "))
 	}
-	return p.add(CodeBoundaryLeak, OK, fmt.Sprintf("%d looks from inside", len(findings)))
+	return p.add(CodeBoundaryLeak, OK, fmt.Sprintf("%d looks from inside", looks))
+}
+
+// network says what the network namespace lacks: that only the ports of rules lead out is
+// no failure.
+func (p *run) network(findings []Finding) {
+	for _, f := range findings {
+		if f.What == FindingNetwork && f.Detail != "" {
+			c := newCheck(CodeNetnsRefused, Warning, f.Detail+": agents reach only the ports that rules name (22, 80 and 443 without any), and all else is refused")
+			c.Remedy = "load it: `sudo modprobe -a nft_chain_nat nft_nat`, or use the distribution's kernel"
+			p.checks = append(p.checks, c)
+			return
+		}
+	}
+	p.add(CodeNetnsRefused, OK, "")
 }
 
 func (p *run) why(ctx context.Context, err error) bool {
@@ -327,6 +345,10 @@ func (p *run) nested(ctx context.Context) bool {
 	}
 	return p.add(CodeNestedRefused, OK, "")
 }
+
+// FindingNetwork is the What of the finding about the network: its Detail says what the
+// namespace lacks, or nothing.
+const FindingNetwork = "network"
 
 // FindingNested is the What of the finding about an inner sandbox.
 const FindingNested = "nested"

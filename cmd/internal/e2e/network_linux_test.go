@@ -255,7 +255,7 @@ threading.Event().wait()
 	nobody, _ := s.forward("alice", "0:8005")
 	const size = 8 << 20
 	send := func(network, port string, n int64) string {
-		c, err := net.Dial(network, net.JoinHostPort("localhost", port))
+		c, err := net.Dial(network, net.JoinHostPort(map[string]string{"tcp4": "127.0.0.1", "tcp6": "::1"}[network], port))
 		if err != nil {
 			return err.Error()
 		}

@@ -140,6 +140,9 @@ func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn 
 
 // Close closes every socket that is still open.
 func (s *Set) Close() {
+	if s == nil {
+		return
+	}
 	for _, l := range s.conns {
 		l.Close()
 	}

@@ -129,7 +129,7 @@ func (p *Prober) Try(ctx context.Context, what probe.Reduced) error {
 	case probe.ReducedMount, probe.ReducedNetns:
 		network := sandbox.NetworkHost
 		if what == probe.ReducedNetns {
-			network = sandbox.NetworkNone
+			network = sandbox.NetworkOpen // the most that is set up
 		}
 		s := launch.Start{
 			Launcher: p.Launcher, Bwrap: p.bwrap(), Argv: []string{"/bin/true"}, Dir: "/",
@@ -139,6 +139,7 @@ func (p *Prober) Try(ctx context.Context, what probe.Reduced) error {
 		process, err := s.Run(ctx)
 		if process != nil {
 			process.Kill()
+			process.Network.Close()
 		}
 		if errors.Is(err, errReached) {
 			return nil
@@ -165,17 +166,17 @@ func (p *Prober) Inside(ctx context.Context, nesting bool) ([]probe.Finding, err
 	policy := sandbox.Policy{
 		Agent: "probe", UID: p.UserID, GID: p.GroupID, User: p.User, Home: p.Home, Root: p.Root,
 		AgentDir: stage.dir, HomeDir: stage.dir + "/home", TmpDir: stage.dir + "/tmp", MemoryDir: stage.dir + "/memory",
-		Workspace: "workspace", Read: sandbox.ReadSystem, Guest: p.Guest, Network: sandbox.NetworkNone,
+		Workspace: "workspace", Read: sandbox.ReadSystem, Guest: p.Guest, Network: sandbox.NetworkOpen,
 		Nesting: nesting, DieWithParent: true,
 	}
 	if p.Tamper != nil {
 		p.Tamper(&policy)
 	}
-	report, err := p.ask(ctx, policy, req)
+	report, weaker, err := p.ask(ctx, policy, req)
 	if err != nil {
 		return nil, err
 	}
-	var out []probe.Finding
+	out := []probe.Finding{{What: probe.FindingNetwork, OK: true, Detail: weaker}}
 	for _, r := range report.Results {
 		what := r.What
 		if what == selftest.CheckNested {
@@ -186,21 +187,22 @@ func (p *Prober) Inside(ctx context.Context, nesting bool) ([]probe.Finding, err
 	return out, nil
 }
 
-// ask runs the guest's check in a boundary of the policy.
-func (p *Prober) ask(ctx context.Context, policy sandbox.Policy, req selftest.CheckRequest) (*selftest.CheckReport, error) {
+// ask runs the guest's check in a boundary of the policy. weaker says what its network
+// lacks.
+func (p *Prober) ask(ctx context.Context, policy sandbox.Policy, req selftest.CheckRequest) (r *selftest.CheckReport, weaker string, err error) {
 	question, err := json.Marshal(req)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	inR, inW, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer inR.Close()
 	outR, outW, err := os.Pipe()
 	if err != nil {
 		inW.Close()
-		return nil, err
+		return nil, "", err
 	}
 	defer outR.Close()
 	s := launch.Start{
@@ -214,9 +216,13 @@ func (p *Prober) ask(ctx context.Context, policy sandbox.Policy, req selftest.Ch
 	outW.Close()
 	if err != nil {
 		inW.Close()
-		return nil, err
+		return nil, "", err
 	}
 	defer process.Kill()
+	if process.Network != nil {
+		weaker = process.Network.Weaker
+		process.Network.Close() // nobody carries what the guest connects to
+	}
 	stop := context.AfterFunc(ctx, func() { process.Kill() })
 	defer stop()
 	written := make(chan struct{})
@@ -229,14 +235,14 @@ func (p *Prober) ask(ctx context.Context, policy sandbox.Policy, req selftest.Ch
 	<-written
 	<-process.Done()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	var report selftest.CheckReport
 	start := bytes.IndexByte(answer, '{')
 	if start < 0 || json.Unmarshal(answer[start:], &report) != nil {
-		return nil, fmt.Errorf("no answer from inside: %s: %q", process.End().Text, tail(answer, 300))
+		return nil, "", fmt.Errorf("no answer from inside: %s: %q", process.End().Text, tail(answer, 300))
 	}
-	return &report, nil
+	return &report, weaker, nil
 }
 
 func tail(b []byte, n int) []byte {
