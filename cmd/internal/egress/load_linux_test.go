@@ -138,7 +138,6 @@ func TestBreakingOffIsPassedOn(t *testing.T) {
 		t.Errorf("the server got %v", err)
 	}
 	// Nobody there.
-	a.connect("example.com", 22)
 	a.refused(webA + ":22")
 	r := a.record("the failure", func(r Record) bool { return r.Verdict == Failed })
 	if !strings.Contains(r.Reason, "refused") {
