@@ -4,6 +4,7 @@
 //	agentconnect-supervisor ID SPEC-SOCKET     started by the user's service manager: the spec comes from
 //	                                           the daemon, or from the service's file descriptor store
 //	agentconnect-supervisor probe              for "agentconnect probe": tries the boundary, starts no agent
+//	agentconnect-supervisor install            for "agentconnect runtimes install": npm in a boundary of its own
 package main
 
 import (
@@ -44,6 +45,9 @@ func main() { os.Exit(run()) }
 func run() int {
 	if len(os.Args) == 2 && os.Args[1] == probeWord {
 		return runProbe()
+	}
+	if len(os.Args) == 2 && os.Args[1] == installWord {
+		return runInstall()
 	}
 	agent := ""
 	if len(os.Args) > 1 {

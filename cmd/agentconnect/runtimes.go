@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -71,9 +72,6 @@ func (a *app) installer(word string) (*install.Installer, runtimes.Runtime, stri
 		User: userName(a.uid), Home: s.cfg.Home, Root: s.cfg.Root, Path: a.getenv("PATH"), Programs: set,
 		Environ: a.environ, Proxy: s.builder().Proxy(),
 	}
-	if !a.json {
-		i.Say = func(format string, args ...any) { fmt.Fprintf(a.err, format+"\n", args...) }
-	}
 	return i, rt, version, nil
 }
 
@@ -90,7 +88,12 @@ func (a *app) installRuntime(c *cobra.Command, word string, upgrade bool) error 
 	case before != "" && before == want:
 		return a.say(answer, "runtime %s %s is installed already", rt.ID, before)
 	}
-	if answer["version"], err = i.Install(c.Context(), rt, version); err != nil {
+	var say io.Writer
+	if !a.json {
+		say = a.err
+	}
+	q := install.Request{Installer: *i, Runtime: rt, Version: version}
+	if answer["version"], err = install.By(c.Context(), i.Programs.Supervisor, q, say); err != nil {
 		return err
 	}
 	next := "start one with `agentconnect agent add ID --runtime " + rt.ID + "`"

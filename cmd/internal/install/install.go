@@ -5,6 +5,7 @@
 package install
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/egress"
@@ -45,7 +47,44 @@ type Installer struct {
 	Environ []string
 	Proxy   wire.Proxy
 	// Say tells a person what goes on; may be nil.
-	Say func(format string, args ...any)
+	Say func(format string, args ...any) `json:"-"`
+}
+
+// Request asks the program that makes agents' namespaces to install. It holds the operator's
+// environment, so it goes by a pipe.
+type Request struct {
+	Installer Installer        `json:"installer"`
+	Runtime   runtimes.Runtime `json:"runtime"`
+	Version   string           `json:"version,omitempty"`
+}
+
+// Result is its answer.
+type Result struct {
+	Version string `json:"version,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// By installs in that program: what the host lets us do (AppArmor) may hang on it. What it
+// tells goes to say, which may be nil.
+func By(ctx context.Context, supervisor string, q Request, say io.Writer) (string, error) {
+	question, err := json.Marshal(q)
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, supervisor, "install")
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(question), say
+	// It ends npm and takes its files away before it ends.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	answer, err := cmd.Output()
+	var r Result
+	if jerr := json.Unmarshal(answer, &r); jerr != nil {
+		return "", fmt.Errorf("%s did not install: %w", supervisor, errors.Join(err, jerr))
+	}
+	if r.Error != "" {
+		return "", errors.New(r.Error)
+	}
+	return r.Version, err
 }
 
 // limit bounds one installation.
