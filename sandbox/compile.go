@@ -36,6 +36,8 @@ type rule struct {
 	// keep mounts it also where the mount above shows it with the same access: the agent
 	// cannot rename a mount point, so what the operator named stays what it was.
 	keep bool
+	// seal: see Seal. What was found a moment ago may have changed since.
+	seal bool
 	why  string
 }
 
@@ -88,13 +90,16 @@ func Compile(p Policy, h Host) (*Plan, error) {
 	if err := c.sockets(); err != nil {
 		return nil, err
 	}
+	if err := c.seals(); err != nil {
+		return nil, err
+	}
 	mounts, err := c.layout()
 	if err != nil {
 		return nil, err
 	}
 	if p.Nesting {
 		for _, m := range mounts {
-			if m.Pinned && !m.Create {
+			if m.Pinned && !m.Create && !m.Sealed {
 				c.note("nesting is on: in a namespace of its own the agent can move %s away and put another in its place; what lies in it is read-only for as long as it lies there", m.Target)
 			}
 		}
@@ -627,6 +632,9 @@ func (c *compiler) layout() ([]Mount, error) {
 				host := filepath.Join(above.source, strings.TrimPrefix(r.target, above.target))
 				real, _, err := c.h.Resolve(host)
 				switch {
+				case r.seal && err != nil:
+					return nil, &ChangedError{Path: host, Err: err}
+				case r.seal: // a link may stand there, which the mount goes over
 				case err != nil && r.op == OpDir:
 					continue
 				case errors.Is(err, fs.ErrNotExist) && r.op == OpCover:
@@ -649,12 +657,12 @@ func (c *compiler) layout() ([]Mount, error) {
 					pinned[dir] = true
 					out = append(out, Mount{
 						Op: OpBind, Target: dir, Source: filepath.Join(above.source, strings.TrimPrefix(dir, above.target)),
-						Access: ReadWrite, Kind: KindDir, Create: create, Pinned: true, Why: "pinned: " + r.target + " lies in it",
+						Access: ReadWrite, Kind: KindDir, Create: create, Pinned: true, Sealed: r.seal, Why: "pinned: " + r.target + " lies in it",
 					})
 				}
 			}
 		}
-		m := Mount{Op: r.op, Target: r.target, Source: r.source, Access: r.access, Kind: r.kind, Create: create, Grant: r.grant, Mode: r.mode, Why: r.why}
+		m := Mount{Op: r.op, Target: r.target, Source: r.source, Access: r.access, Kind: r.kind, Create: create, Grant: r.grant, Sealed: r.seal, Mode: r.mode, Why: r.why}
 		switch r.op {
 		case OpLink:
 			m.Source, m.Kind = r.text, ""

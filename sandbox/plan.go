@@ -54,6 +54,8 @@ type Mount struct {
 	// Pinned marks a directory bound onto itself, so that it cannot be renamed away
 	// from under a mount below it.
 	Pinned bool `json:"pinned,omitempty"`
+	// Sealed marks what a program of the host obeys, in a folder that the agent can write.
+	Sealed bool `json:"sealed,omitempty"`
 	// Grant marks what the operator opened by a grant.
 	Grant   bool   `json:"grant,omitempty"`
 	Content string `json:"content,omitempty"`

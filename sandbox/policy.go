@@ -84,6 +84,41 @@ type Policy struct {
 	Nesting bool `json:"nesting"`
 	// DieWithParent ends the boundary with its supervisor (direct supervision).
 	DieWithParent bool `json:"dieWithParent"`
+	// Seals are what a look at the writable folders found that the host's programs obey
+	// (package gitseal): looked for anew at each start, never stored.
+	Seals []Seal `json:"-"`
+	// SealNotes say what that look left out.
+	SealNotes []string `json:"-"`
+}
+
+// SealKind says what a seal does to its path.
+type SealKind string
+
+const (
+	// SealReadOnly: what stands there cannot be changed, renamed or removed inside.
+	SealReadOnly SealKind = "read-only"
+	// SealTrusted is SealReadOnly, unless a grant opens the very path for writing.
+	SealTrusted SealKind = "trusted"
+	// SealFile: a link stands there, which is covered by a file with Text.
+	SealFile SealKind = "file"
+	// SealOutside shows a path outside the writable folders, read-only: the git directory
+	// of a linked worktree's main repository.
+	SealOutside SealKind = "outside"
+	// SealIsland opens a part of a SealOutside for writing.
+	SealIsland SealKind = "island"
+)
+
+// Seal is one path that a program of the host obeys, and that a writable folder would
+// otherwise leave to the agent.
+type Seal struct {
+	// Path is the host's, with every link in it resolved but the last.
+	Path string
+	Kind Kind
+	// Source is what is shown there, where Path itself is a link to a file.
+	Source string
+	How    SealKind
+	Text   string
+	Why    string
 }
 
 // GuestPath is where agentconnect-guest lies inside the boundary.

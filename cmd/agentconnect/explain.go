@@ -15,6 +15,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
@@ -79,7 +80,7 @@ func (s *site) explain(ag *agent.Agent, paths []string) (*explained, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := sandbox.Compile(p, hostfacts.Host{})
+	plan, _, err := gitseal.Compile(p, hostfacts.Host{}, false)
 	if err != nil {
 		return nil, err
 	}

@@ -76,6 +76,15 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 		if !filepath.IsAbs(dir) || plan.Explain(dir).Access == sandbox.Hidden {
 			return refuse("%s: not part of the agent's view; use the workspace %s or a folder below a grant", dir, s.spec.Dir)
 		}
+		// The first try is with the plan that was judged: a look through the folders is not free.
+		anew := st.Compile
+		st.Compile = func() (*sandbox.Plan, error) {
+			if first := plan; first != nil {
+				plan = nil
+				return first, nil
+			}
+			return anew()
+		}
 	}
 	if req.TTY != nil {
 		return s.execTTY(ctx, conn, req, st)

@@ -23,6 +23,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
@@ -100,7 +101,7 @@ func (e *planError) Unwrap() error { return e.error }
 
 // compile makes the plan anew from the policy and the host as it is now.
 func (s *Supervisor) compile() (*sandbox.Plan, error) {
-	plan, err := sandbox.Compile(s.spec.Policy, hostfacts.Host{})
+	plan, _, err := gitseal.Compile(s.spec.Policy, hostfacts.Host{}, true)
 	if err != nil {
 		return nil, &planError{err}
 	}

@@ -140,6 +140,7 @@ func codePlan(c *codec, p *sandbox.Plan) {
 		text(c, &m.Kind)
 		c.flag(&m.Create)
 		c.flag(&m.Pinned)
+		c.flag(&m.Sealed)
 		c.flag(&m.Grant)
 		text(c, &m.Content)
 		integer(c, &m.Mode)

@@ -1,0 +1,601 @@
+package gitseal
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/pathfd"
+)
+
+// Bounds of what is read.
+const (
+	maxConfig   = 1 << 20 // bytes of one configuration file
+	maxPointer  = 8 << 10 // bytes of a .git file, commondir, gitdir
+	maxIncludes = 10      // nested includes, as git
+	maxAdmin    = 4096    // worktrees of one repository
+	maxNamed    = 256     // paths that one configuration names
+)
+
+// finder gathers what is found.
+type finder struct {
+	o     Options
+	found Found
+	seals map[string]sandbox.Seal
+	done  map[string]bool // git directories and common directories looked at
+	// tops are the places where git runs commands of a common directory's configuration,
+	// each with the git directory that belongs to it.
+	tops   map[string][]top
+	absent map[string]bool
+	notes  map[string]bool
+	// configs are the files read so far: the user's own belong to every repository.
+	configs map[string][]Entry
+}
+
+type top struct {
+	path string // the working tree; empty for a bare repository
+	git  string // the git directory
+}
+
+// Find looks through the roots. What cannot be read is said in the notes, and no error: an
+// agent could make one.
+func Find(o Options) *Found {
+	f := &finder{
+		o: o, seals: map[string]sandbox.Seal{}, done: map[string]bool{}, tops: map[string][]top{}, absent: map[string]bool{}, notes: map[string]bool{}, configs: map[string][]Entry{},
+	}
+	limits := o.Limits.filled()
+	w := walk(o.Roots, limits)
+	switch {
+	case w.left == "time":
+		f.note("the folders that the agent can write were not looked through to the end within %v: git repositories that lie deep in them are not sealed", limits.Time)
+	case w.left != "":
+		f.note("the folders that the agent can write hold more than %d names: git repositories that lie deep in them are not sealed", limits.Entries)
+	}
+	if w.deep > 0 {
+		f.note("%d folders lie more than %d deep and were not looked into: git repositories there are not sealed", w.deep, limits.Depth)
+	}
+	if w.unread > 0 {
+		f.note("%d folders could not be read: git repositories there are not sealed", w.unread)
+	}
+	// The shallow ones first: they are what a person works in, should there be too many.
+	paths := slices.Concat(w.dotgit, w.gitdirs)
+	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
+	beyond, away := 0, 0
+	var farthest, thrown string // an example of each
+	for _, p := range paths {
+		switch {
+		case f.throwaway(p):
+			away, thrown = away+1, p
+			f.found.Repositories = append(f.found.Repositories, Repository{Dir: p, Common: p})
+		case len(f.done) >= limits.Repositories:
+			beyond, farthest = beyond+1, p
+			f.found.Repositories = append(f.found.Repositories, Repository{Dir: p, Common: p})
+		case filepath.Base(p) == ".git":
+			f.dotgit(p)
+		default:
+			f.gitDir(p, "")
+		}
+	}
+	if beyond > 0 {
+		f.note("%d git repositories beyond the first %d are not sealed, such as %s; what the agent plants there is said by `agentconnect audit`", beyond, limits.Repositories, farthest)
+	}
+	if away > 0 {
+		f.note("%d git repositories in folders that tools make and delete (node_modules and the like) are watched, not sealed, such as %s", away, thrown)
+	}
+	for _, r := range o.Roots {
+		f.above(r)
+	}
+	f.effective()
+	f.trusted()
+	return f.result()
+}
+
+func (f *finder) result() *Found {
+	for _, s := range f.seals {
+		f.found.Seals = append(f.found.Seals, s)
+	}
+	slices.SortFunc(f.found.Seals, func(a, b sandbox.Seal) int { return strings.Compare(a.Path, b.Path) })
+	for p := range f.absent {
+		f.found.Absent = append(f.found.Absent, p)
+	}
+	slices.Sort(f.found.Absent)
+	slices.Sort(f.found.Hooks)
+	f.found.Hooks = slices.Compact(f.found.Hooks)
+	slices.SortFunc(f.found.Repositories, func(a, b Repository) int { return strings.Compare(a.Dir, b.Dir) })
+	return &f.found
+}
+
+func (f *finder) note(format string, args ...any) {
+	if n := fmt.Sprintf(format, args...); !f.notes[n] {
+		f.notes[n] = true
+		f.found.Notes = append(f.found.Notes, n)
+	}
+}
+
+// writable reports whether a resolved path lies in a root.
+func (f *finder) writable(path string) bool {
+	return slices.ContainsFunc(f.o.Roots, func(r string) bool { return inside(path, r) })
+}
+
+func (f *finder) throwaway(path string) bool {
+	return !slices.ContainsFunc(f.o.Roots, func(r string) bool { return inside(path, r) && !Throwaway(r, path) })
+}
+
+// seal makes what stands at path unchangeable, whatever it is; nothing there is nothing to
+// seal. It reports whether something is there.
+func (f *finder) seal(path, why string) bool {
+	st, err := os.Lstat(path)
+	if err != nil || !f.writable(path) || slices.Contains(f.o.Roots, path) {
+		return err == nil
+	}
+	s := sandbox.Seal{Path: path, How: sandbox.SealReadOnly, Why: why}
+	switch st.Mode().Type() {
+	case 0:
+		s.Kind = sandbox.KindFile
+	case os.ModeDir:
+		s.Kind = sandbox.KindDir
+	case os.ModeSymlink:
+		real, kind, err := resolve(path)
+		switch {
+		case err == nil && kind == sandbox.KindFile:
+			// The file goes over the link, and stands sealed where it is as well.
+			s.Kind, s.Source = sandbox.KindFile, real
+			f.seal(real, why)
+		case err == nil && kind == sandbox.KindDir:
+			// No mount of a directory goes over a link: an empty file does, so that the link
+			// stays what it is. Inside there are no hooks, then.
+			s.How = sandbox.SealFile
+			f.seal(real, why)
+			f.note("%s is a link to a folder: inside it is seen as an empty file", path)
+		default:
+			s.How = sandbox.SealFile
+			f.note("%s is a link that leads nowhere: inside it is seen as an empty file", path)
+		}
+	default:
+		return true // a FIFO, a socket: git reads no configuration from there that could stay
+	}
+	if old, ok := f.seals[path]; !ok || old.How == sandbox.SealTrusted {
+		f.seals[path] = s
+	}
+	return true
+}
+
+// dotgit judges what is named .git in a working tree.
+func (f *finder) dotgit(path string) {
+	st, err := os.Lstat(path)
+	if err != nil {
+		return
+	}
+	tree := filepath.Dir(path)
+	switch st.Mode().Type() {
+	case os.ModeDir:
+		f.gitDir(path, tree)
+	case os.ModeSymlink:
+		real, kind, err := resolve(path)
+		if err != nil || kind != sandbox.KindDir {
+			f.seal(path, "the .git of "+tree)
+			return
+		}
+		// A .git file that says the same goes over the link, which the agent could replace.
+		f.seals[path] = sandbox.Seal{Path: path, How: sandbox.SealFile, Text: "gitdir: " + real + "\n", Why: "the .git link of " + tree}
+		if f.writable(real) {
+			f.gitDir(real, tree)
+			return
+		}
+		f.note("%s leads to %s, which the agent does not see: git does not work there; grant it with --grant %s:rw", path, real, real)
+	case 0:
+		f.seal(path, "the .git file of "+tree)
+		to, ok := strings.CutPrefix(readPointer(path), "gitdir: ")
+		if !ok {
+			return
+		}
+		real, kind, err := resolve(joined(tree, to))
+		switch {
+		case err != nil || kind != sandbox.KindDir:
+		case f.writable(real):
+			f.gitDir(real, tree)
+		default:
+			f.outside(real, path, tree)
+		}
+	}
+}
+
+// gitDir seals one git directory in a root: of a repository, a submodule, a bare one, or
+// the administrative directory of a linked worktree.
+func (f *finder) gitDir(dir, tree string) {
+	if f.done[dir] {
+		return
+	}
+	f.done[dir] = true
+	common := dir
+	if to := readPointer(filepath.Join(dir, "commondir")); to != "" {
+		real, kind, err := resolve(joined(dir, to))
+		if err == nil && kind == sandbox.KindDir {
+			common = real
+		}
+	}
+	if common == dir {
+		f.commonDir(dir, tree)
+		return
+	}
+	tree = f.worktree(dir, tree)
+	f.found.Repositories = append(f.found.Repositories, Repository{Dir: dir, Common: common, Top: tree, Sealed: true})
+	f.tops[common] = append(f.tops[common], top{path: tree, git: dir})
+	if f.writable(common) {
+		if !f.done[common] {
+			f.gitDir(common, "")
+		}
+	} else {
+		f.note("%s takes its configuration from %s, which the agent does not see: git does not work there", dir, common)
+	}
+}
+
+// worktree seals the administrative directory of a linked worktree and gives its tree.
+func (f *finder) worktree(dir, tree string) string {
+	why := "the administrative directory of a linked worktree"
+	if to := readPointer(filepath.Join(dir, "gitdir")); to != "" {
+		at := joined(dir, to)
+		if real, _, err := resolve(filepath.Dir(at)); err == nil {
+			at = filepath.Join(real, filepath.Base(at))
+		}
+		if !f.writable(at) {
+			// Not in view: `git worktree prune` inside would take it for gone.
+			f.seal(dir, "a linked worktree that lies elsewhere")
+			return filepath.Dir(at)
+		}
+		if tree == "" {
+			tree = filepath.Dir(at)
+		}
+	}
+	for _, name := range []string{"commondir", "gitdir", "config.worktree"} {
+		f.seal(filepath.Join(dir, name), why)
+	}
+	return tree
+}
+
+// commonDir seals what a git directory of its own has.
+func (f *finder) commonDir(dir, tree string) {
+	f.found.Repositories = append(f.found.Repositories, Repository{Dir: dir, Common: dir, Top: tree, Sealed: true})
+	f.tops[dir] = append(f.tops[dir], top{path: tree, git: dir})
+	why := "git control file of " + dir
+	if !f.seal(filepath.Join(dir, "hooks"), why) && real(dir) {
+		f.found.Hooks = append(f.found.Hooks, dir)
+	}
+	f.linked(filepath.Join(dir, "hooks"))
+	if !f.seal(filepath.Join(dir, "config"), why) {
+		f.miss(filepath.Join(dir, "config"))
+	}
+	for _, name := range []string{"config.worktree", "info/attributes"} {
+		f.seal(filepath.Join(dir, name), why)
+	}
+	f.miss(filepath.Join(dir, "commondir"))
+	f.worktrees(dir)
+}
+
+// worktrees looks at the linked worktrees of a common directory.
+func (f *finder) worktrees(common string) {
+	for _, name := range names(filepath.Join(common, "worktrees"), maxAdmin) {
+		dir := filepath.Join(common, "worktrees", name)
+		if st, err := os.Lstat(dir); err == nil && st.IsDir() {
+			f.gitDir(dir, "")
+		}
+	}
+}
+
+// real reports whether git takes dir for a git directory.
+func real(dir string) bool {
+	for _, name := range []string{"objects", "refs"} {
+		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || !st.IsDir() {
+			return false
+		}
+	}
+	_, err := os.Lstat(filepath.Join(dir, "HEAD"))
+	return err == nil
+}
+
+// miss notes a name that git would obey once it appears.
+func (f *finder) miss(path string) {
+	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) && f.writable(path) {
+		f.absent[path] = true
+	}
+}
+
+// linked seals what the links in a folder of hooks lead to.
+func (f *finder) linked(dir string) {
+	for _, name := range names(dir, maxNamed) {
+		path := filepath.Join(dir, name)
+		if st, err := os.Lstat(path); err != nil || st.Mode().Type() != os.ModeSymlink {
+			continue
+		}
+		if real, kind, err := resolve(path); err == nil && kind == sandbox.KindFile {
+			f.seal(real, "the hook "+path)
+		}
+	}
+}
+
+// outside judges a git directory that a .git file names and that lies in no root. The file
+// may be an agent's work; so the git directory, which no agent can write, must name it in return.
+func (f *finder) outside(dir, dotgit, tree string) {
+	why := "the git directory of " + tree
+	common := ""
+	if to := readPointer(filepath.Join(dir, "commondir")); to != "" {
+		if real, kind, err := resolve(joined(dir, to)); err == nil && kind == sandbox.KindDir {
+			common = real
+		}
+	}
+	back := readPointer(filepath.Join(dir, "gitdir"))
+	if back != "" {
+		back = joined(dir, back)
+		if real, _, err := resolve(filepath.Dir(back)); err == nil {
+			back = filepath.Join(real, filepath.Base(back))
+		}
+	}
+	if common == "" || back != dotgit || filepath.Dir(filepath.Dir(dir)) != common || filepath.Base(filepath.Dir(dir)) != "worktrees" {
+		f.note("%s names the git directory %s, which the agent does not see: git does not work there; grant it with --grant %s:rw", dotgit, dir, dir)
+		return
+	}
+	if f.done[dir] {
+		return
+	}
+	f.done[dir] = true
+	f.found.Repositories = append(f.found.Repositories, Repository{Dir: dir, Common: common, Top: tree, Sealed: true})
+	f.tops[common] = append(f.tops[common], top{path: tree, git: dir})
+	f.seals[common] = sandbox.Seal{Path: common, Kind: sandbox.KindDir, How: sandbox.SealOutside, Why: why}
+	for _, island := range []string{filepath.Join(common, "objects"), filepath.Join(common, "refs"), filepath.Join(common, "logs"), dir} {
+		if st, err := os.Lstat(island); err == nil && st.IsDir() {
+			f.seals[island] = sandbox.Seal{Path: island, Kind: sandbox.KindDir, How: sandbox.SealIsland, Why: "objects, refs and logs of a linked worktree's repository"}
+		}
+	}
+	// From here on the islands are folders that the agent can write.
+	f.o.Roots = append(slices.Clone(f.o.Roots), dir)
+	for _, name := range []string{"commondir", "gitdir", "config.worktree"} {
+		f.seal(filepath.Join(dir, name), "the administrative directory of a linked worktree")
+	}
+	w := walk([]string{dir}, f.o.Limits.filled())
+	for _, p := range w.gitdirs {
+		if p != dir { // a submodule of the worktree
+			f.gitDir(p, "")
+		}
+	}
+}
+
+// above looks for the repository whose working tree holds a root: its configuration may
+// name files in the root.
+func (f *finder) above(root string) {
+	for dir := filepath.Dir(root); ; dir = filepath.Dir(dir) {
+		path := filepath.Join(dir, ".git")
+		if st, err := os.Lstat(path); err == nil {
+			git := path
+			if st.Mode().IsRegular() {
+				to, _ := strings.CutPrefix(readPointer(path), "gitdir: ")
+				git = joined(dir, to)
+			}
+			common := git
+			if to := readPointer(filepath.Join(git, "commondir")); to != "" {
+				common = joined(git, to)
+			}
+			f.tops[common] = append(f.tops[common], top{path: dir, git: git})
+			f.linked(filepath.Join(common, "hooks"))
+			return
+		}
+		if dir == "/" {
+			return
+		}
+	}
+}
+
+// effective follows the configuration of each repository, the user's own included, to the
+// files in the roots that it names.
+func (f *finder) effective() {
+	type file struct{ path, base string }
+	var global []file
+	if f.o.Home != "" {
+		for _, p := range []string{"/etc/gitconfig", filepath.Join(f.o.Home, ".config/git/config"), filepath.Join(f.o.Home, ".gitconfig")} {
+			global = append(global, file{p, filepath.Dir(p)})
+		}
+	}
+	for common, tops := range f.tops {
+		for _, t := range tops {
+			files := append(slices.Clone(global), file{filepath.Join(common, "config"), common})
+			files = append(files, file{filepath.Join(t.git, "config.worktree"), t.git})
+			left := maxNamed
+			for _, c := range files {
+				f.follow(c.path, t, 0, &left)
+			}
+			if left <= 0 {
+				f.note("the configuration of %s names more than %d paths: those beyond are not sealed", common, maxNamed)
+			}
+			// With this extension the file is configuration as soon as it is there.
+			if f.extended(filepath.Join(common, "config")) {
+				f.miss(filepath.Join(t.git, "config.worktree"))
+			}
+		}
+	}
+}
+
+func (f *finder) extended(config string) bool {
+	return slices.ContainsFunc(f.config(config), func(e Entry) bool {
+		return e.Key() == "extensions.worktreeconfig" && !strings.EqualFold(e.Value, "false")
+	})
+}
+
+// config reads a configuration file, once.
+func (f *finder) config(path string) []Entry {
+	if entries, ok := f.configs[path]; ok {
+		return entries
+	}
+	entries, err := ParseConfig(readFile(path, maxConfig))
+	if err != nil {
+		f.note("%s cannot be read as git's configuration beyond its %d first entries", path, len(entries))
+	}
+	f.configs[path] = entries
+	return entries
+}
+
+// follow seals what one configuration file names, and what its includes name.
+func (f *finder) follow(config string, t top, depth int, left *int) {
+	if depth > maxIncludes || *left <= 0 {
+		return
+	}
+	run := t.path
+	if run == "" {
+		run = t.git
+	}
+	for _, e := range f.config(config) {
+		for _, n := range e.names(filepath.Dir(config), run, f.o.Home) {
+			if *left--; *left <= 0 {
+				return
+			}
+			f.named(n, "named by "+e.Key()+" in "+config)
+			if e.Section == "include" || e.Section == "includeif" {
+				f.follow(n.path, t, depth+1, left)
+			}
+		}
+	}
+}
+
+// named seals a path that a configuration names, if the agent could change it.
+func (f *finder) named(n named, why string) {
+	real, kind, err := resolve(n.path)
+	if err != nil {
+		if n.must && errors.Is(err, os.ErrNotExist) {
+			f.miss(n.path)
+		}
+		return
+	}
+	switch {
+	case kind == sandbox.KindFile && !n.dir:
+		f.seal(n.path, why)
+		f.seal(real, why)
+	case kind == sandbox.KindDir && n.dir:
+		if slices.ContainsFunc(f.o.Roots, func(r string) bool { return inside(r, real) }) {
+			f.note("%s: %s is a folder that the agent works in and cannot be sealed: what the agent writes there git on the host runs", why, real)
+			return
+		}
+		f.seal(n.path, why)
+		f.seal(real, why)
+		f.linked(real)
+		// husky keeps the scripts beside the folder that it names.
+		if up := filepath.Dir(real); filepath.Base(real) == "_" && filepath.Base(up) == ".husky" {
+			f.seal(up, why)
+		}
+	}
+}
+
+// trusted seals the folders at the top of projects that other programs of the host obey.
+func (f *finder) trusted() {
+	tops := map[string]bool{}
+	for _, r := range f.o.Roots {
+		tops[r] = true
+	}
+	for _, r := range f.found.Repositories {
+		if r.Sealed && r.Top != "" {
+			tops[r.Top] = true
+		}
+	}
+	for t := range tops {
+		for _, name := range TrustedDirs {
+			path := filepath.Join(t, name)
+			st, err := os.Lstat(path)
+			if err != nil || !f.writable(path) || f.seals[path].Path != "" {
+				continue
+			}
+			switch st.Mode().Type() {
+			case os.ModeDir:
+				f.seals[path] = sandbox.Seal{Path: path, Kind: sandbox.KindDir, How: sandbox.SealTrusted, Why: "settings that programs of the host act on"}
+			case os.ModeSymlink:
+				f.note("%s is a link: what the agent puts in its place, programs of the host act on", path)
+			}
+		}
+	}
+}
+
+// resolve follows every link and says what is there.
+func resolve(path string) (string, sandbox.Kind, error) {
+	fd, err := pathfd.Open(path)
+	if err != nil {
+		return "", "", err
+	}
+	defer unix.Close(fd)
+	real, err := pathfd.Real(fd)
+	if err != nil {
+		return "", "", err
+	}
+	mode, err := pathfd.Mode(fd)
+	switch {
+	case err != nil:
+		return "", "", err
+	case mode == unix.S_IFDIR:
+		return real, sandbox.KindDir, nil
+	case mode == unix.S_IFREG:
+		return real, sandbox.KindFile, nil
+	}
+	return real, sandbox.KindOther, nil
+}
+
+func joined(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return filepath.Clean(path)
+	}
+	return filepath.Join(dir, path)
+}
+
+// readPointer gives the path in a file such as .git, commondir or gitdir.
+func readPointer(path string) string { return strings.TrimRight(readFile(path, maxPointer), "\r\n") }
+
+// readFile reads a regular file of at most most bytes; anything else reads as empty. A FIFO
+// that an agent left does not hold it up.
+func readFile(path string, most int) string {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	file := os.NewFile(uintptr(fd), path)
+	defer file.Close()
+	if mode, err := pathfd.Mode(fd); err != nil || mode != unix.S_IFREG {
+		return ""
+	}
+	b, err := io.ReadAll(io.LimitReader(file, int64(most)+1))
+	if err != nil || len(b) > most {
+		return ""
+	}
+	return string(b)
+}
+
+// names lists at most most names in a folder.
+func names(dir string, most int) []string {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	file := os.NewFile(uintptr(fd), dir)
+	defer file.Close()
+	list, _ := file.Readdirnames(most)
+	slices.Sort(list)
+	return list
+}
+
+// makeHooks makes an empty hooks/ in a git directory, reached without following a link.
+func makeHooks(dir string) error {
+	root, err := pathfd.Open("/")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	at, err := pathfd.Absolute(root, dir, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	if err := unix.Mkdirat(at, "hooks", 0o755); err != nil && err != unix.EEXIST {
+		return &os.PathError{Op: "mkdir", Path: filepath.Join(dir, "hooks"), Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+// Package gitseal finds what git on the host would run or obey in the folders that an
+// agent can write: hooks, configuration, what the configuration names, and the files that
+// say where all of that lies. It reads and never writes, and it does not run git: git in a
+// folder that an agent wrote is the very thing to be afraid of.
+//
+// What it finds becomes seals (package sandbox makes them mounts), and a list of names
+// that must not appear, which no mount can forbid.
+package gitseal
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Options say where to look.
+type Options struct {
+	// Roots are the folders that the agent can write, with every link resolved.
+	Roots []string
+	// Home is the home of the user whose git is to be safe.
+	Home string
+	// Limits of the look; zero values are the defaults.
+	Limits Limits
+}
+
+// Limits bound a look. What lies behind them is not sealed, and said.
+type Limits struct {
+	Time         time.Duration
+	Entries      int // names in folders
+	Depth        int // folders below a root
+	Repositories int // that are sealed
+}
+
+// Default limits.
+const (
+	maxTime         = 3 * time.Second
+	maxEntries      = 2_000_000
+	maxDepth        = 128
+	maxRepositories = 1024
+)
+
+func (l Limits) filled() Limits {
+	if l.Time <= 0 {
+		l.Time = maxTime
+	}
+	if l.Entries <= 0 {
+		l.Entries = maxEntries
+	}
+	if l.Depth <= 0 {
+		l.Depth = maxDepth
+	}
+	if l.Repositories <= 0 {
+		l.Repositories = maxRepositories
+	}
+	return l
+}
+
+// Found is what a look found.
+type Found struct {
+	// Repositories are the git directories in or of the roots, by path.
+	Repositories []Repository
+	Seals        []sandbox.Seal
+	// Hooks are git directories without hooks/: an empty one must be made, since what does
+	// not exist cannot be sealed.
+	Hooks []string
+	// Absent are names that git would obey and that are not there: no mount forbids a new
+	// name, so they are watched.
+	Absent []string
+	// Notes say what is weaker than it seems.
+	Notes []string
+}
+
+// Repository is one git directory.
+type Repository struct {
+	// Dir is the git directory; Common is where its hooks and configuration lie, mostly
+	// the same.
+	Dir    string
+	Common string
+	// Top is its working tree, if it has one.
+	Top string
+	// Sealed is false where it lies in a folder that tools make and throw away, or beyond
+	// the limit: it is watched alone.
+	Sealed bool
+}
+
+// throwaway are folders whose content tools fetch and delete: a sealed repository in one
+// would keep npm or CMake from removing it. An agent cannot move a sealed repository into
+// one; so the names, and not an ignore file that it can write, decide.
+var throwaway = map[string]bool{
+	"node_modules": true, "bower_components": true, "_deps": true, ".venv": true, "venv": true, "site-packages": true, ".tox": true, ".terraform": true,
+}
+
+// Throwaway reports whether a path below root lies in a folder that tools make and delete.
+func Throwaway(root, path string) bool {
+	rest := strings.TrimPrefix(path, root)
+	return slices.ContainsFunc(strings.Split(rest, "/"), func(name string) bool { return throwaway[name] })
+}
+
+// TrustedDirs are folders at the top of a project whose content programs of the host act
+// on: sealed where they exist.
+var TrustedDirs = []string{".claude", ".codex", ".gemini", ".cursor", ".vscode", ".idea", ".devcontainer"}
+
+// TrustedFiles are files of a project whose content the host's programs act on once their
+// user starts them. They stay writable; what changed is said.
+var TrustedFiles = []string{".mcp.json", ".envrc", "CLAUDE.md", "AGENTS.md", "package.json", "Makefile", ".husky", ".pre-commit-config.yaml"}
+
+// inside reports whether path is dir or lies below it. Both are clean and absolute.
+func inside(path, dir string) bool {
+	return path == dir || dir == "/" || strings.HasPrefix(path, dir) && path[len(dir)] == '/'
+}
