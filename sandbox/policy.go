@@ -99,7 +99,7 @@ const (
 	SealReadOnly SealKind = "read-only"
 	// SealTrusted is SealReadOnly, unless a grant opens the very path for writing.
 	SealTrusted SealKind = "trusted"
-	// SealFile: a link stands there, which is covered by a file with Text.
+	// SealFile: a file with Text covers what stands there, a link perhaps.
 	SealFile SealKind = "file"
 	// SealOutside shows a path outside the writable folders, read-only: the git directory
 	// of a linked worktree's main repository.

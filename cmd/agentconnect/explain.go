@@ -85,6 +85,11 @@ func (s *site) explain(ag *agent.Agent, paths []string) (*explained, error) {
 		return nil, err
 	}
 	if len(paths) == 0 {
+		for i := range plan.Mounts {
+			if plan.Mounts[i].Sealed {
+				plan.Mounts[i].Content = "" // a configuration's copy, with whatever it holds
+			}
+		}
 		x.Plan = plan
 		if p.Network.Gated() {
 			x.Rules = &ag.Network

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,7 @@ import (
 // Bounds of what is read.
 const (
 	maxConfig   = 1 << 20 // bytes of one configuration file
+	maxCopy     = 256 << 10
 	maxPointer  = 8 << 10 // bytes of a .git file, commondir, gitdir
 	maxIncludes = 10      // nested includes, as git
 	maxAdmin    = 4096    // worktrees of one repository
@@ -167,6 +169,22 @@ func (f *finder) seal(path, why string) bool {
 	return true
 }
 
+// sealConfig seals a configuration file. Inside a copy stands for it, so that nothing there
+// ever holds the host's own file open: see package sealguard.
+func (f *finder) sealConfig(path, why string) bool {
+	if !f.seal(path, why) {
+		return false
+	}
+	s, ok := f.seals[path]
+	if !ok || s.Kind != sandbox.KindFile || s.How != sandbox.SealReadOnly {
+		return true
+	}
+	if text, ok := readWhole(path, maxCopy); ok {
+		f.seals[path] = sandbox.Seal{Path: path, Kind: sandbox.KindFile, How: sandbox.SealFile, Text: text, Why: why}
+	}
+	return true
+}
+
 // dotgit judges what is named .git in a working tree.
 func (f *finder) dotgit(path string) {
 	st, err := os.Lstat(path)
@@ -254,9 +272,10 @@ func (f *finder) worktree(dir, tree string) string {
 			tree = filepath.Dir(at)
 		}
 	}
-	for _, name := range []string{"commondir", "gitdir", "config.worktree"} {
+	for _, name := range []string{"commondir", "gitdir"} {
 		f.seal(filepath.Join(dir, name), why)
 	}
+	f.sealConfig(filepath.Join(dir, "config.worktree"), why)
 	return tree
 }
 
@@ -269,12 +288,11 @@ func (f *finder) commonDir(dir, tree string) {
 		f.found.Hooks = append(f.found.Hooks, dir)
 	}
 	f.linked(filepath.Join(dir, "hooks"))
-	if !f.seal(filepath.Join(dir, "config"), why) {
+	if !f.sealConfig(filepath.Join(dir, "config"), why) {
 		f.miss(filepath.Join(dir, "config"))
 	}
-	for _, name := range []string{"config.worktree", "info/attributes"} {
-		f.seal(filepath.Join(dir, name), why)
-	}
+	f.sealConfig(filepath.Join(dir, "config.worktree"), why)
+	f.seal(filepath.Join(dir, "info/attributes"), why)
 	f.miss(filepath.Join(dir, "commondir"))
 	f.worktrees(dir)
 }
@@ -471,6 +489,9 @@ func (f *finder) named(n named, why string) {
 		return
 	}
 	switch {
+	case kind == sandbox.KindFile && n.config:
+		f.sealConfig(n.path, why)
+		f.sealConfig(real, why)
 	case kind == sandbox.KindFile && !n.dir:
 		f.seal(n.path, why)
 		f.seal(real, why)
@@ -553,20 +574,31 @@ func readPointer(path string) string { return strings.TrimRight(readFile(path, m
 // readFile reads a regular file of at most most bytes; anything else reads as empty. A FIFO
 // that an agent left does not hold it up.
 func readFile(path string, most int) string {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	text, _ := readWhole(path, most)
+	return text
+}
+
+// readWhole is readFile that says whether it read all of it. The look comes before the open:
+// an open that does not wait would fail where the file is under a lease.
+func readWhole(path string, most int) (string, bool) {
+	at, err := pathfd.Open(path)
 	if err != nil {
-		return ""
+		return "", false
 	}
-	file := os.NewFile(uintptr(fd), path)
+	defer unix.Close(at)
+	if mode, err := pathfd.Mode(at); err != nil || mode != unix.S_IFREG {
+		return "", false
+	}
+	file, err := os.Open("/proc/self/fd/" + strconv.Itoa(at))
+	if err != nil {
+		return "", false
+	}
 	defer file.Close()
-	if mode, err := pathfd.Mode(fd); err != nil || mode != unix.S_IFREG {
-		return ""
-	}
 	b, err := io.ReadAll(io.LimitReader(file, int64(most)+1))
 	if err != nil || len(b) > most {
-		return ""
+		return "", false
 	}
-	return string(b)
+	return string(b), true
 }
 
 // names lists at most most names in a folder.

@@ -91,8 +91,9 @@ func ExecutableKeys(text string) (keys []string, err error) {
 // named is a path that an entry names.
 type named struct {
 	path string
-	// dir: a directory is expected; must: git obeys it once it appears.
-	dir, must bool
+	// dir: a directory is expected; must: git obeys it once it appears; config: it is
+	// configuration.
+	dir, must, config bool
 }
 
 // names lists the paths that an entry names. base is where the file lies that holds the
@@ -121,7 +122,11 @@ func (e Entry) names(base, top, home string) []named {
 	}
 	switch e.pattern() {
 	case "include.path", "includeif.*.path":
-		return one(path(e.Value, base), false)
+		list := one(path(e.Value, base), false)
+		for i := range list {
+			list[i].config = true
+		}
+		return list
 	case "core.hookspath":
 		return one(path(e.Value, top), true)
 	case "init.templatedir":

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -177,3 +178,58 @@ func (g Group) signal(pids []int, sig unix.Signal) {
 
 // Populated reports whether anything runs in the group.
 func (g Group) Populated() bool { return g.Events("cgroup.events")["populated"] == 1 }
+
+// freezeWait bounds how long the kernel may take to halt a group.
+const freezeWait = 2 * time.Second
+
+// Freeze halts every process of the group, and returns when all stand still. already: the
+// group was frozen before, by somebody whose matter it is to let it go on.
+func (g Group) Freeze() (already bool, err error) {
+	if v, ok := g.Value("cgroup.freeze"); ok && v == "1" {
+		return true, g.untilFrozen()
+	}
+	if err := g.write("cgroup.freeze", "1"); err != nil {
+		return false, err
+	}
+	return false, g.untilFrozen()
+}
+
+// Thaw lets the group go on.
+func (g Group) Thaw() error { return g.write("cgroup.freeze", "0") }
+
+func (g Group) write(name, value string) error {
+	f, err := os.OpenFile(filepath.Join(g.Path, name), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteString(value)
+	return err
+}
+
+// untilFrozen waits for the kernel's word in cgroup.events, which tells of its changes.
+func (g Group) untilFrozen() error {
+	f, err := os.Open(filepath.Join(g.Path, "cgroup.events"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	buf := make([]byte, 4096)
+	for end := time.Now().Add(freezeWait); ; {
+		n, err := f.ReadAt(buf, 0)
+		if err != nil && n == 0 {
+			return err
+		}
+		if strings.Contains(string(buf[:n]), "frozen 1") {
+			return nil
+		}
+		left := time.Until(end)
+		if left <= 0 {
+			return fmt.Errorf("%s: not frozen within %v", g.Name, freezeWait)
+		}
+		poll := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}
+		if _, err := unix.Poll(poll, int(left.Milliseconds())+1); err != nil && err != unix.EINTR {
+			return err
+		}
+	}
+}

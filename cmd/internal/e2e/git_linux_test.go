@@ -4,11 +4,17 @@
 package e2e
 
 import (
+	"bufio"
+	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"agentconnect.md/sandbox/cmd/internal/audit"
 )
 
 // gitConfig is the identity of every git here, inside and outside.
@@ -129,5 +135,238 @@ func TestHooksAndConfigOfEveryKindOfRepositoryAreSealed(t *testing.T) {
 	}
 	if got := s.in(ws, "git status --porcelain"); strings.TrimSpace(got) != "?? bare.git/\n?? deep/\n?? linked/" {
 		t.Errorf("git status outside: %q", got)
+	}
+}
+
+// everydayGit is what people do all day, one line each; every one must work inside.
+var everydayGit = []string{
+	`echo a > a && git add a && git commit -q -m a`,
+	`git switch -q -c side && echo b > b && git add b && git commit -q -m b && git switch -q main && echo c > c && git add c && git commit -q -m c`,
+	`git merge -q -m merged side && git log --oneline | grep -q merged`,
+	`git switch -q -c topic HEAD~1 && echo d > d && git add d && git commit -q -m d && git rebase -q main && git switch -q main && git merge -q topic`,
+	`echo e >> a && git stash -q && git stash pop -q && git checkout -q a`,
+	`echo f > f && git add f && git commit -q -m f && git format-patch -q -1 -o /tmp/patches && git reset -q --hard HEAD~1 && git am -q /tmp/patches/*.patch`,
+	`git tag -a v1 -m v1 && git branch extra && git branch -D -q extra`,
+	`git gc -q && git fsck --no-progress && git repack -adq && git pack-refs --all`,
+	`git fetch -q origin && git push -q origin main`,
+	`git bisect start -q HEAD HEAD~2 >/dev/null && git bisect good >/dev/null; git bisect reset >/dev/null 2>&1`,
+	`git clone -q . made/clone && git -C made/clone log --oneline >/dev/null`,
+	`git init -q made/new && cd made/new && echo x > x && git add x && git commit -q -m x && git config user.name changed`,
+	`git worktree add -q made/tree -b tree && cd made/tree && echo y > y && git add y && git commit -q -m y && cd ../.. && git worktree remove made/tree`,
+	`git notes add -m note && git cherry-pick --allow-empty side >/dev/null 2>&1 || git cherry-pick --skip`,
+	`echo g > g && git add g && git commit -q -m g && git revert --no-edit HEAD >/dev/null && git reset -q --hard HEAD~1 && git reflog >/dev/null && git clean -fdq -e made`,
+}
+
+// refusedGit writes what is sealed.
+var refusedGit = []string{
+	`git config user.name x`, `git config core.fsmonitor x`, `git remote add x y`, `git branch -m topic renamed && git config branch.renamed.x y`, `git sparse-checkout set a`, `echo x > .git/hooks/pre-commit`,
+}
+
+func TestEverydayGitWorksInsideAndStatusOutsideIsAsBefore(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.in(ws, "git init -q --bare ../origin.git && git remote add origin ../origin.git && git push -q origin main && for i in 1 2 3; do echo $i > n && git add n && git commit -q -m $i; done")
+	s.add("alice", "--workspace", ws, "--grant", s.path("origin.git")+":rw")
+	s.start()
+	for _, line := range everydayGit {
+		if r := s.sh("alice", "set -e; "+gitIdentity+line); r.code != 0 {
+			t.Errorf("%s\nexit %d: %s%s", line, r.code, r.out, r.err)
+		}
+	}
+	for _, line := range refusedGit {
+		r := s.sh("alice", gitIdentity+line)
+		if r.code == 0 {
+			t.Errorf("it worked: %s", line)
+		} else if !strings.Contains(r.err, "busy") && !strings.Contains(r.err, "Read-only") {
+			t.Errorf("%s: %s", line, r.err)
+		}
+		s.in(ws, "git status >/dev/null && git log >/dev/null && test ! -e .git/config.lock")
+	}
+	if got := s.in(ws, "git status --porcelain"); got != "?? made/\n" {
+		t.Errorf("git status outside: %q", got)
+	}
+	if got := s.in(ws, "git config --list --local"); strings.Contains(got, "evil") || strings.Contains(got, "fsmonitor") {
+		t.Errorf("config: %s", got)
+	}
+	s.in(ws, "git fsck --no-progress && git -C ../origin.git log main --oneline")
+}
+
+func TestLinkedWorktreeWhoseRepositoryLiesElsewhereWorksAndTheRestStaysHidden(t *testing.T) {
+	for _, links := range []string{"absolute", "relative"} {
+		t.Run(links, func(t *testing.T) {
+			s := newSite(t)
+			main := s.project("main")
+			s.in(main, "git worktree add -q ../tree -b tree && git worktree add -q ../other -b other")
+			ws := s.path("tree")
+			if links == "relative" {
+				s.write("tree/.git", "gitdir: ../main/.git/worktrees/tree\n")
+				s.write("main/.git/worktrees/tree/gitdir", "../../../../tree/.git\n")
+			}
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.gitin("alice", "set -e; echo x > x; git add x; git commit -q -m inside; git stash list; git switch -q -c more; git switch -q tree; git log --oneline | grep -q inside; git fsck --no-progress")
+			if got := s.in(main, "git log --oneline tree && git status --porcelain && git worktree list"); !strings.Contains(got, "inside") || !strings.Contains(got, "other") {
+				t.Errorf("outside: %s", got)
+			}
+			s.sealed("alice", main, ".git/hooks", ".git/config", ".git/worktrees/other", ".git/worktrees/tree/commondir", ".git/worktrees/tree/gitdir", "../tree/.git")
+			s.refused("alice", "cat "+main+"/file")
+			s.gitin("alice", "git worktree prune -v")
+			s.in(s.path("other"), "git status --porcelain && git log --oneline")
+		})
+	}
+}
+
+func TestDotGitThatNamesARepositoryOfTheHostOpensNothing(t *testing.T) {
+	s := newSite(t)
+	private := s.project("private")
+	s.add("alice")
+	s.start()
+	for _, plant := range []string{"echo gitdir: " + private + "/.git > .git", "ln -s " + private + "/.git .git"} {
+		s.works("alice", "rm -rf .git; "+plant)
+		s.refused("alice", "cat "+private+"/.git/config")
+		s.refused("alice", "test -e .git/HEAD || test -e $(sed 's/gitdir: //' .git)/HEAD")
+		s.outside("rm -rf " + s.workspace("alice") + "/.git")
+	}
+}
+
+func TestWhatTheConfigurationNamesInTheTreeIsSealed(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.in(ws, "mkdir -p .husky tools sub && echo 'exit 0' > .husky/pre-commit && echo 'cat' > tools/clean && : > inc && git config core.hooksPath .husky && git config include.path ../inc && git config filter.x.clean 'sh tools/clean' && mkdir nohooks && git init -q nohooks && rm -r nohooks/.git/hooks && ln -s .git nothing && mv .git realgit && ln -s realgit .git")
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.sealed("alice", ws, ".husky", ".husky/pre-commit", "inc", "tools/clean", "realgit/config", "realgit/hooks", "nohooks/.git/config")
+	s.sealed("alice", ws, "nohooks/.git/hooks") // made empty, so that it can be sealed
+	s.attackPaths("alice", []string{filepath.Join(ws, ".git")}, fileAttacks[1:5], false)
+	s.gitin("alice", "echo x > x && git add x && git commit -q -m inside")
+	if got := s.in(ws, "git log --oneline"); !strings.Contains(got, "inside") {
+		t.Errorf("outside: %s", got)
+	}
+}
+
+// audited reads the agent's audit log.
+func (s *site) audited(id string) []audit.Record {
+	s.t.Helper()
+	var out []audit.Record
+	err := audit.Read(audit.Path(s.root, id), func(line []byte) error {
+		var r audit.Record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return err
+		}
+		out = append(out, r)
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+// untilAudited waits for a record of a kind about a path.
+func (s *site) untilAudited(id, event, path string) audit.Record {
+	s.t.Helper()
+	var found audit.Record
+	s.until(event+" of "+path+" is in the audit log", func() bool {
+		for _, r := range s.audited(id) {
+			if r.Event == event && r.Path == path {
+				found = r
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// spin starts a command inside that goes on until the test ends, and waits until it says so.
+func (s *site) spin(id, script string) {
+	s.t.Helper()
+	cmd := s.agentconnect(context.Background(), "agent", "exec", id, "--", "/bin/sh", "-c", "echo spinning; "+script)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "spinning\n" {
+		s.t.Fatalf("%q %v", line, err)
+	}
+}
+
+func TestHostRewritesASealedFileAndItIsSealedAgain(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	hold := s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "/bin/sh", "-c", "read x; echo evil >> .git/config; echo $?")
+	in, _ := hold.StdinPipe()
+	out, _ := hold.StdoutPipe()
+	if err := hold.Start(); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(ws, ".git/config")
+	s.one("sh")
+	s.in(ws, "git config user.name changed")
+	s.untilAudited("alice", "seal-restored", config)
+	io.WriteString(in, "\n")
+	if got, _ := io.ReadAll(out); string(got) == "0\n" {
+		t.Errorf("the sandbox that ran while the host rewrote it can write it")
+	}
+	hold.Wait()
+	if got := s.in(ws, "git config user.name"); got != "changed\n" {
+		t.Errorf("the host's own change: %q", got)
+	}
+	s.sealed("alice", ws, ".git/config")
+	s.in(ws, "rm -r .git/hooks")
+	s.untilAudited("alice", "seal-restored", filepath.Join(ws, ".git/hooks"))
+	s.sealed("alice", ws, ".git/hooks")
+	// A new name that git would obey.
+	s.works("alice", "mkdir -p evil && echo ../evil > .git/commondir; true")
+	s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git/commondir"))
+	if exists(filepath.Join(ws, ".git/commondir")) {
+		t.Error("commondir is still there")
+	}
+	s.untilState("alice", "running")
+}
+
+// rounds is how often a race is run: fewer times in CI.
+func rounds(many, few int) int {
+	if os.Getenv("AGENTCONNECT_TEST_RACES") != "" {
+		return many
+	}
+	return few
+}
+
+func TestNothingThatASpinningAgentWritesWhileTheHostRewritesItsConfigurationEverRuns(t *testing.T) {
+	for name, file := range map[string]string{"the file": "config", "git's lock on it": "config.lock"} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			ws := s.project("repo")
+			s.add("alice", "--workspace", ws)
+			s.start()
+			mark := s.path("pwned")
+			s.spin("alice", `while :; do test -e .git/`+file+` && echo '[core] fsmonitor = "touch `+mark+`; false"' >> .git/`+file+`; done 2>/dev/null`)
+			n, failed := rounds(1000, 50), 0
+			for i := range n {
+				r := s.finish(s.command(context.Background(), "/bin/sh", "-c", fmt.Sprintf("cd %s && git config user.name n%d; c=$?; git status >/dev/null; exit $c", ws, i)))
+				if r.code != 0 {
+					failed++
+				}
+				if exists(mark) {
+					t.Fatalf("the agent's program ran in round %d of %d", i, n)
+				}
+			}
+			events := map[string]int{}
+			for _, r := range s.audited("alice") {
+				events[r.Event]++
+			}
+			t.Logf("%d rounds, of which %d commands failed: %v", n, failed, events)
+			if failed == n || events["seal-restored"]+events["seal-tampered"]+events["lock-tampered"] == 0 {
+				t.Errorf("nothing was put to the test")
+			}
+		})
 	}
 }

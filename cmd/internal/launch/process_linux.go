@@ -484,6 +484,88 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
+// haltWait bounds how long a sandbox's processes may take to stand still.
+const haltWait = 2 * time.Second
+
+// Halt stops every process of the sandbox and returns when each of their threads stands
+// still: what no control group does where there is none. Resume lets them go on.
+func (p *Process) Halt() error {
+	p.mu.Lock()
+	first := p.init
+	p.mu.Unlock()
+	if first <= 1 {
+		return errors.New("its first process is not known")
+	}
+	// A process that still runs can wake one that does not; after two rounds in which none
+	// ran there is none left that could.
+	for end, quiet := time.Now().Add(haltWait), 0; quiet < 2; {
+		quiet++
+		for _, pid := range append(descendants(first), first) {
+			if !standsStill(pid) {
+				signalChild(pid, syscall.SIGSTOP)
+				quiet = 0
+			}
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the sandbox does not stand still within %v", haltWait)
+		}
+		runtime.Gosched()
+	}
+	return nil
+}
+
+// Resume lets a halted sandbox go on.
+func (p *Process) Resume() error {
+	p.mu.Lock()
+	first := p.init
+	p.mu.Unlock()
+	for _, pid := range append(descendants(first), first) {
+		signalChild(pid, syscall.SIGCONT)
+	}
+	return nil
+}
+
+// standsStill reports whether no thread of a process runs.
+func standsStill(pid int) bool {
+	dir := "/proc/" + strconv.Itoa(pid) + "/task"
+	tasks, err := os.ReadDir(dir)
+	if err != nil {
+		return true // it is gone
+	}
+	for _, t := range tasks {
+		b, err := os.ReadFile(dir + "/" + t.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
+		i := bytes.LastIndexByte(b, ')')
+		switch {
+		case i < 0 || i+2 >= len(b):
+			return false
+		case bytes.IndexByte([]byte("TtZX"), b[i+2]) >= 0:
+		case b[i+2] == 'D' && waitsForChild(dir+"/"+t.Name()):
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// waitsForChild reports whether a thread that cannot be stopped waits for a child of vfork
+// that stands still.
+func waitsForChild(task string) bool {
+	b, err := os.ReadFile(task + "/children")
+	if err != nil {
+		return false
+	}
+	for f := range strings.FieldsSeq(string(b)) {
+		if child, err := strconv.Atoi(f); err == nil && standsStill(child) {
+			return true
+		}
+	}
+	return false
+}
+
 // kill ends the program at once. The kernel ends a pid namespace with its first process.
 func (p *Process) kill() {
 	select {

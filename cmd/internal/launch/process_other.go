@@ -145,3 +145,9 @@ func Sealed(name string, v any) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// Halt is not available on this system.
+func (p *Process) Halt() error { return errors.ErrUnsupported }
+
+// Resume is not available on this system.
+func (p *Process) Resume() error { return errors.ErrUnsupported }

@@ -194,10 +194,12 @@ func (s *scope) count() {
 	_ = s.group.Kill()
 }
 
-func (s *scope) Signal(sig syscall.Signal) error { return s.group.Signal(sig) }
-func (s *scope) Kill() error                     { return s.group.Kill() }
-func (s *scope) Notes() []string                 { return s.notes }
-func (s *scope) Unmet() []string                 { return s.unmet }
+func (s *scope) Signal(sig syscall.Signal) error   { return s.group.Signal(sig) }
+func (s *scope) Kill() error                       { return s.group.Kill() }
+func (s *scope) Thaw() error                       { return s.group.Thaw() }
+func (s *scope) Freeze() (already bool, err error) { return s.group.Freeze() }
+func (s *scope) Notes() []string                   { return s.notes }
+func (s *scope) Unmet() []string                   { return s.unmet }
 
 // Why says whether memory ran out.
 func (s *scope) Why() string {

@@ -35,6 +35,9 @@ func (e *LimitError) Unwrap() error { return e.Err }
 type Scope interface {
 	Signal(sig syscall.Signal) error
 	Kill() error
+	// Freeze halts all that runs in it; already: it was frozen before, by somebody else.
+	Freeze() (already bool, err error)
+	Thaw() error
 	// Why says in the user's terms what the scope knows of the program's end ("out of
 	// memory: 2 GiB limit"), or nothing.
 	Why() string
@@ -76,6 +79,13 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement) (*p
 		return nil, err
 	}
 	p.Process = process
+	s.mu.Lock()
+	found := s.found
+	s.mu.Unlock()
+	if err := s.watched(p, found); err != nil {
+		p.close()
+		return nil, err
+	}
 	s.serveNetwork(process)
 	return p, nil
 }

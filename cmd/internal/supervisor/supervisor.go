@@ -16,11 +16,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
+	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/sealguard"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/gitseal"
@@ -58,6 +61,7 @@ type Supervisor struct {
 	process  *program
 	broker   *acp.Broker
 	plan     *sandbox.Plan
+	found    *gitseal.Found // what the plan was made with
 	clients  int
 	sessions int
 	execs    int
@@ -65,6 +69,10 @@ type Supervisor struct {
 	lastExec lastExec
 	notes    []string
 	gateway  *egress.Gateway // nil in network modes none and host
+
+	guard *sealguard.Guard // nil without a boundary
+	audit *audit.Log
+	ended atomic.Pointer[string] // why the guard ended the agent
 
 	execDone chan struct{} // one token after each command
 	wg       sync.WaitGroup
@@ -101,12 +109,12 @@ func (e *planError) Unwrap() error { return e.error }
 
 // compile makes the plan anew from the policy and the host as it is now.
 func (s *Supervisor) compile() (*sandbox.Plan, error) {
-	plan, _, err := gitseal.Compile(s.spec.Policy, hostfacts.Host{}, true)
+	plan, found, err := gitseal.Compile(s.spec.Policy, hostfacts.Host{}, true)
 	if err != nil {
 		return nil, &planError{err}
 	}
 	s.mu.Lock()
-	s.plan = plan
+	s.plan, s.found = plan, found
 	s.mu.Unlock()
 	return plan, nil
 }
@@ -139,6 +147,12 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if gateway != nil {
 		defer gateway.Close()
 	}
+	if err := s.guardSeals(); err != nil {
+		server.Close()
+		return err
+	}
+	defer s.audit.Close()
+	defer s.guard.Close()
 	defer s.wg.Wait()
 	defer server.Close()
 	if s.spec.ExecOnly {
@@ -289,7 +303,9 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	process.sweep()
 	end := process.End()
 	text := "the runtime ended: " + process.why()
-	if stopped {
+	if why := stoppedFor(&s.ended); why != nil {
+		text, stopped, reason = "the agent was stopped: "+why.Error(), false, why
+	} else if stopped {
 		text = StoppedWord
 	} else if reason != nil && !errors.Is(reason, io.EOF) {
 		text = "the runtime was ended: " + reason.Error()
@@ -381,7 +397,7 @@ func (s *Supervisor) status() *wire.Status {
 	defer s.mu.Unlock()
 	st := &wire.Status{
 		Build: s.opts.Build, Agent: s.spec.Agent, Sandboxed: s.spec.Sandboxed, PID: os.Getpid(), Since: s.since,
-		Clients: s.clients, Sessions: s.sessions, Network: string(s.network()), Notes: s.notes, Line: line,
+		Clients: s.clients, Sessions: s.sessions, Network: string(s.network()), GitSeals: GitSeals(s.spec.Sandboxed, s.spec.Policy), Notes: s.notes, Line: line,
 		Egress: s.egressState(),
 	}
 	if s.process != nil {

@@ -1,0 +1,722 @@
+package sealguard
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/audit"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
+	"agentconnect.md/sandbox/sandbox/pathfd"
+)
+
+// maxFile bounds a sealed file that is compared or written anew, in bytes.
+const maxFile = 4 << 20
+
+// maxUndone bounds how often an agent's renames are undone before it is stopped.
+const maxUndone = 50
+
+// seal is one sealed or pinned path, watched from outside.
+type seal struct {
+	path string // on the host
+	dir  bool
+	pin  bool
+	fd   int // the sealed inode
+	id   inode
+	// copied: a copy with this content stands in for the file inside, and lease is ours
+	// while the host's own file is under one: whoever opens it waits for us.
+	copied  bool
+	content string
+	lease   *os.File
+	// trusted: what takes the file's place now nobody but the host has written.
+	trusted bool
+}
+
+type inode struct{ dev, ino uint64 }
+
+// box is one sandbox that sees the seals.
+type box struct {
+	sandbox Sandbox
+	ns      *Namespaces
+	mounts  *os.File          // its mountinfo, which can be waited for
+	targets map[string]string // host path → path inside, of what is sealed
+}
+
+// Guard watches the seals of one agent.
+type Guard struct {
+	o    Options
+	root int
+
+	mu     sync.Mutex
+	seals  map[string]*seal
+	absent map[string]bool
+	boxes  map[*box]bool
+	dirs   map[string]int // watched folders
+	byWd   map[int]string
+	undone int
+	retry  time.Duration // when leases are tried again that could not be had; 0 is never
+	signal chan os.Signal
+	relay  chan struct{} // closed when no signal is relayed any more
+	frozen bool          // nothing of the agent runs now
+	full   bool          // no more folders can be watched
+	closed bool
+
+	inotify int
+	wake    int // an eventfd
+	done    chan struct{}
+}
+
+// New makes a guard that watches nothing yet.
+func New(o Options) (*Guard, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	g := &Guard{o: o, root: -1, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, boxes: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
+	var err error
+	if g.root, err = pathfd.Open("/"); err == nil {
+		if g.inotify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err == nil {
+			g.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		}
+	}
+	if err != nil {
+		g.closeFDs()
+		return nil, fmt.Errorf("watch of the git seals: %w", err)
+	}
+	// The kernel says so when somebody opens a file that is under a lease of ours.
+	signal.Notify(g.signal, unix.SIGIO)
+	g.relay = make(chan struct{})
+	go func() {
+		defer close(g.relay)
+		for range g.signal {
+			g.rouse()
+		}
+	}()
+	go g.run()
+	return g, nil
+}
+
+func (g *Guard) closeFDs() {
+	for _, fd := range []int{g.root, g.inotify, g.wake} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// Close ends the watch.
+func (g *Guard) Close() {
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.rouse()
+	<-g.done
+	signal.Stop(g.signal)
+	close(g.signal)
+	<-g.relay
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for b := range g.boxes {
+		g.drop(b)
+	}
+	for _, s := range g.seals {
+		s.release()
+		unix.Close(s.fd)
+	}
+	clear(g.seals)
+	g.closeFDs()
+}
+
+func (g *Guard) rouse() {
+	_, _ = unix.Write(g.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+}
+
+// Add watches the seals of a plan for a sandbox that was started with it. The function that
+// it returns ends that. An error means that the sandbox is not as it was planned.
+func (g *Guard) Add(plan *sandbox.Plan, absent []string, sb Sandbox) (remove func(), err error) {
+	ns, err := NamespacesOf(sb.Init())
+	if err != nil {
+		return nil, err
+	}
+	b := &box{sandbox: sb, ns: ns, targets: map[string]string{}}
+	if b.mounts, err = os.Open("/proc/" + strconv.Itoa(sb.Init()) + "/mountinfo"); err != nil {
+		ns.Close()
+		return nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range plan.Mounts {
+		m := &plan.Mounts[i]
+		if !m.Sealed {
+			continue
+		}
+		path := m.Source
+		if m.Op == sandbox.OpCover || !m.Pinned && m.Source != m.Target {
+			path = hostPath(plan, m)
+		}
+		if path == "" {
+			continue
+		}
+		if !m.Pinned {
+			b.targets[path] = m.Target
+		}
+		if g.seals[path] == nil {
+			g.hold(path, m)
+		}
+	}
+	for _, p := range absent {
+		g.absent[p] = true
+		g.look(filepath.Dir(p))
+	}
+	g.boxes[b] = true
+	g.rouse()
+	g.lease()
+	g.check()
+	return func() {
+		g.mu.Lock()
+		g.drop(b)
+		g.mu.Unlock()
+		g.rouse()
+	}, nil
+}
+
+// hostPath says where on the host the mount point of a sealed mount lies.
+func hostPath(plan *sandbox.Plan, m *sandbox.Mount) string {
+	for i := len(plan.Mounts) - 1; i >= 0; i-- {
+		a := &plan.Mounts[i]
+		if a.Op == sandbox.OpBind && !a.Sealed && a.Kind == sandbox.KindDir && strings.HasPrefix(m.Target, a.Target+"/") {
+			return filepath.Join(a.Source, strings.TrimPrefix(m.Target, a.Target))
+		}
+	}
+	return ""
+}
+
+// drop forgets a sandbox. The lock is held.
+func (g *Guard) drop(b *box) {
+	if g.boxes[b] {
+		delete(g.boxes, b)
+		b.ns.Close()
+		b.mounts.Close()
+	}
+}
+
+// hold begins to watch one path. The lock is held.
+func (g *Guard) hold(path string, m *sandbox.Mount) {
+	fd, err := pathfd.Absolute(g.root, path, 0)
+	if err != nil {
+		g.absent[path] = true // gone since the plan was made
+		g.look(filepath.Dir(path))
+		return
+	}
+	s := &seal{path: path, dir: m.Kind == sandbox.KindDir, pin: m.Pinned, fd: fd}
+	var mode uint32
+	s.id, mode = identify(fd)
+	if m.Op == sandbox.OpCover && mode == unix.S_IFREG {
+		s.copied, s.content = true, m.Content
+	}
+	g.seals[path] = s
+	g.look(filepath.Dir(path))
+}
+
+func identify(fd int) (inode, uint32) {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return inode{}, 0
+	}
+	return inode{st.Dev, st.Ino}, st.Mode & unix.S_IFMT
+}
+
+// look watches a folder for names that come and go. The lock is held.
+func (g *Guard) look(dir string) {
+	if _, ok := g.dirs[dir]; ok {
+		return
+	}
+	wd, err := unix.InotifyAddWatch(g.inotify, dir, unix.IN_CREATE|unix.IN_MOVE|unix.IN_DELETE|unix.IN_MOVE_SELF|unix.IN_DELETE_SELF|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW)
+	if err != nil {
+		if errors.Is(err, unix.ENOSPC) && !g.full {
+			g.full = true
+			g.say(audit.Record{Kind: audit.KindGit, Event: "watch-limit", Path: dir, Text: "no more folders can be watched (fs.inotify.max_user_watches): what appears in others is noticed when the agent stops"})
+		}
+		return
+	}
+	g.dirs[dir], g.byWd[wd] = wd, dir
+}
+
+func (g *Guard) say(r audit.Record) {
+	g.o.Audit.Add(r)
+	g.o.Log.Warn(r.Text, "path", audit.Printable(r.Path))
+}
+
+// run waits for events. At rest it does not wake up.
+func (g *Guard) run() {
+	defer close(g.done)
+	buf := make([]byte, 64<<10)
+	for {
+		g.mu.Lock()
+		if g.closed {
+			g.mu.Unlock()
+			return
+		}
+		fds := []unix.PollFd{{Fd: int32(g.wake), Events: unix.POLLIN}, {Fd: int32(g.inotify), Events: unix.POLLIN}}
+		for b := range g.boxes {
+			fds = append(fds, unix.PollFd{Fd: int32(b.mounts.Fd()), Events: unix.POLLPRI})
+		}
+		wait := -1
+		if g.retry > 0 {
+			wait = int(g.retry.Milliseconds())
+		}
+		g.mu.Unlock()
+		n, err := unix.Poll(fds, wait)
+		if err != nil && err != unix.EINTR {
+			return
+		}
+		g.mu.Lock()
+		if g.closed {
+			g.mu.Unlock()
+			return
+		}
+		if fds[0].Revents != 0 {
+			_, _ = unix.Read(g.wake, buf[:8])
+		}
+		dirty := false
+		for _, f := range fds[2:] {
+			dirty = dirty || f.Revents&(unix.POLLPRI|unix.POLLERR) != 0
+		}
+		if n == 0 {
+			g.lease()
+			dirty = true
+		}
+		g.opened()
+		if dirty {
+			g.check()
+		}
+		if fds[1].Revents != 0 && g.events(buf) {
+			g.check()
+		}
+		g.mu.Unlock()
+	}
+}
+
+// events reads what inotify has, and reports whether any of it concerns a seal. A flood is
+// read and looked at name by name; what the kernel dropped counts as everything.
+func (g *Guard) events(buf []byte) (concerns bool) {
+	n, err := unix.Read(g.inotify, buf)
+	if err != nil || n <= 0 {
+		return false
+	}
+	return parseEvents(buf[:n], func(wd int, mask uint32, name string) bool {
+		dir, known := g.byWd[wd]
+		switch {
+		case mask&unix.IN_Q_OVERFLOW != 0, mask&(unix.IN_MOVE_SELF|unix.IN_DELETE_SELF) != 0:
+			return true
+		case mask&unix.IN_IGNORED != 0:
+			delete(g.byWd, wd)
+			delete(g.dirs, dir)
+			return true
+		case !known:
+			return false
+		}
+		path := dir + "/" + name
+		return g.seals[path] != nil || g.absent[path]
+	})
+}
+
+// check compares every seal with what stands at its path, and puts right what is wrong. The
+// lock is held.
+func (g *Guard) check() {
+	var lost []*seal
+	for _, s := range g.seals {
+		if fd, err := pathfd.Absolute(g.root, s.path, 0); err != nil {
+			lost = append(lost, s)
+		} else {
+			if id, _ := identify(fd); id != s.id {
+				lost = append(lost, s)
+			}
+			unix.Close(fd)
+		}
+	}
+	var came []string
+	for p := range g.absent {
+		if _, err := os.Lstat(p); err == nil {
+			came = append(came, p)
+		}
+	}
+	if len(lost)+len(came) == 0 {
+		return
+	}
+	// From the root down: what lies in a folder that was moved away comes back with it.
+	slices.SortFunc(lost, func(a, b *seal) int { return strings.Compare(a.path, b.path) })
+	g.still(func() {
+		for _, s := range lost {
+			if err := g.restore(s); err != nil {
+				g.stop(fmt.Sprintf("%s was changed outside or moved, and could not be sealed again: %v", s.path, err))
+				return
+			}
+		}
+		for _, p := range came {
+			g.setAside(p)
+		}
+		for _, s := range lost {
+			if g.seals[s.path] == s && s.copied {
+				s.patient(time.Now().Add(openedWait))
+			}
+		}
+		g.lease()
+	})
+}
+
+// still does something while nothing of the agent runs.
+func (g *Guard) still(do func()) {
+	if g.frozen {
+		do()
+		return
+	}
+	g.frozen = true
+	defer func() { g.frozen = false }()
+	var frozen []*box
+	for b := range g.boxes {
+		if err := b.sandbox.Freeze(); err != nil {
+			g.stop(fmt.Sprintf("a git seal was lost and the agent could not be halted (%v)", err))
+			return
+		}
+		frozen = append(frozen, b)
+	}
+	do()
+	for _, b := range frozen {
+		if !g.boxes[b] {
+			continue // stopped
+		}
+		if err := b.sandbox.Thaw(); err != nil {
+			g.stop(fmt.Sprintf("the agent was halted for a git seal and does not go on (%v)", err))
+		}
+	}
+}
+
+// stop ends the agent. The lock is held.
+func (g *Guard) stop(why string) {
+	g.say(audit.Record{Kind: audit.KindGit, Event: "stopped", Text: "the agent is stopped: " + why})
+	for b := range g.boxes {
+		b.sandbox.Kill()
+		g.drop(b)
+	}
+	if g.o.Stop != nil {
+		g.o.Stop(why)
+	}
+}
+
+// restore puts one seal right while everything of the agent stands still.
+func (g *Guard) restore(s *seal) error {
+	here, err := pathfd.Absolute(g.root, s.path, 0)
+	if err == nil {
+		id, _ := identify(here)
+		unix.Close(here)
+		if id == s.id {
+			return nil // it came back with its folder
+		}
+	}
+	was, rerr := pathfd.Real(s.fd)
+	var st unix.Stat_t
+	if rerr == nil && unix.Fstat(s.fd, &st) == nil && st.Nlink > 0 && !strings.HasSuffix(was, " (deleted)") && was != s.path && g.o.Nesting {
+		return g.moveBack(s, was)
+	}
+	if _, perr := os.Lstat(filepath.Dir(s.path)); err != nil && perr != nil {
+		g.forget(s) // it went with its folder, which the host moved or removed
+		return nil
+	}
+	switch {
+	case err != nil && s.dir && !s.pin:
+		// An empty one takes its place: a new name cannot be forbidden, a folder can be sealed.
+		if err := os.Mkdir(s.path, 0o755); err != nil {
+			return err
+		}
+		return g.attach(s, "removed on the host; an empty one is sealed in its place")
+	case err != nil:
+		g.forget(s)
+		if !s.pin {
+			g.absent[s.path] = true
+		}
+		g.say(audit.Record{Kind: audit.KindGit, Event: "seal-gone", Path: s.path, Text: "removed on the host: it must not come back while the agent runs"})
+		return nil
+	case s.pin:
+		return errors.New("another folder stands in its place")
+	case s.dir:
+		return g.restoreDir(s)
+	}
+	return g.restoreFile(s)
+}
+
+func (g *Guard) forget(s *seal) {
+	s.release()
+	unix.Close(s.fd)
+	delete(g.seals, s.path)
+}
+
+// moveBack undoes a rename that only a namespace inside the sandbox made possible.
+func (g *Guard) moveBack(s *seal, was string) error {
+	if g.undone++; g.undone > maxUndone {
+		return fmt.Errorf("it was moved %d times", g.undone)
+	}
+	if !slices.ContainsFunc(g.o.Roots, func(r string) bool { return strings.HasPrefix(was, r+"/") }) {
+		return fmt.Errorf("it was moved to %s", was)
+	}
+	err := unix.Renameat2(unix.AT_FDCWD, was, unix.AT_FDCWD, s.path, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.ENOENT) {
+		err = unix.Renameat2(unix.AT_FDCWD, was, unix.AT_FDCWD, s.path, unix.RENAME_NOREPLACE)
+	}
+	if err != nil {
+		return err
+	}
+	fd, err := pathfd.Absolute(g.root, s.path, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if id, _ := identify(fd); id != s.id {
+		return errElsewhere
+	}
+	g.say(audit.Record{Kind: audit.KindGit, Event: "seal-moved", Path: s.path, Text: "the agent moved a sealed path away; it is back, and what stood in its place is at " + audit.Printable(was), Detail: map[string]string{"movedTo": audit.Printable(was)}})
+	return nil
+}
+
+// restoreDir seals a folder that the host put in place of a sealed one, if it holds the same.
+func (g *Guard) restoreDir(s *seal) error {
+	fd, err := pathfd.Absolute(g.root, s.path, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	old, err := digest(s.fd)
+	if err != nil {
+		return err
+	}
+	now, err := digest(fd)
+	if err != nil {
+		return err
+	}
+	if len(now) > 0 && !slices.Equal(old, now) {
+		return errors.New("another folder stands in its place, and who filled it cannot be told")
+	}
+	return g.attach(s, "replaced on the host by a folder with the same content; it is sealed again")
+}
+
+// digest lists a folder's files with their content, cut.
+func digest(dir int) ([]string, error) {
+	name := "/proc/self/fd/" + strconv.Itoa(dir)
+	entries, err := os.ReadDir(name)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		text, _ := readRegular(name+"/"+e.Name(), maxFile)
+		out = append(out, e.Name()+"\x00"+e.Type().String()+"\x00"+text)
+	}
+	return out, nil
+}
+
+// restoreFile seals the file that stands in place of a sealed one. What the host's git wrote
+// stays as long as it gives git nothing more to run; else the old content comes back.
+func (g *Guard) restoreFile(s *seal) error {
+	s.release()
+	old := s.content
+	if !s.copied {
+		var err error
+		if old, err = readRegular("/proc/self/fd/"+strconv.Itoa(s.fd), maxFile); err != nil {
+			return fmt.Errorf("its content before: %w", err)
+		}
+	}
+	now, err := readRegular(s.path, maxFile)
+	if err == nil && (s.trusted || g.same(s.path, old, now)) {
+		if err := g.fresh(s.path, now); err != nil {
+			return err
+		}
+		s.content = now
+		return g.attach(s, "rewritten on the host; it is sealed again")
+	}
+	aside, aerr := setAside(s.path)
+	if aerr != nil {
+		return aerr
+	}
+	if err := write(s.path, old, modeOf(s.fd)); err != nil {
+		return err
+	}
+	detail := map[string]string{"setAside": audit.Printable(aside)}
+	if keys, err := gitseal.ExecutableKeys(now); err == nil && len(keys) > 0 {
+		detail["executable"] = strings.Join(keys[:min(len(keys), 20)], "\n")
+	}
+	if err := g.attach(s, ""); err != nil {
+		return err
+	}
+	g.say(audit.Record{Kind: audit.KindGit, Event: "seal-tampered", Path: s.path, Detail: detail,
+		Text: "changed while it was not sealed, in what git runs: the content before is back, the other is at " + audit.Printable(aside) + "; if the change was yours, make it again while the agent is stopped"})
+	return nil
+}
+
+// same reports whether new content gives git on the host nothing else to run or to read.
+func (g *Guard) same(path, old, now string) bool {
+	if old == now {
+		return true
+	}
+	if s := g.seals[path]; s == nil || !s.copied {
+		return false
+	}
+	a, err1 := gitseal.ExecutableKeys(old)
+	b, err2 := gitseal.ExecutableKeys(now)
+	return err1 == nil && err2 == nil && slices.Equal(a, b)
+}
+
+// fresh gives a file another inode if somebody may hold it open for writing.
+func (g *Guard) fresh(path, content string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// A read lease is granted only where nobody has the file open for writing.
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	return write(path, content, st.Mode().Perm())
+}
+
+// attach makes what stands at the path of s the sealed inode, in every sandbox.
+func (g *Guard) attach(s *seal, said string) error {
+	fd, err := pathfd.Absolute(g.root, s.path, 0)
+	if err != nil {
+		return err
+	}
+	id, mode := identify(fd)
+	if (mode == unix.S_IFDIR) != s.dir {
+		unix.Close(fd)
+		return errElsewhere
+	}
+	s.release()
+	unix.Close(s.fd)
+	s.fd, s.id = fd, id
+	var copied *string
+	if s.copied {
+		copied = &s.content
+	}
+	for b := range g.boxes {
+		target, ok := b.targets[s.path]
+		if !ok {
+			continue
+		}
+		if err := b.ns.Attach(target, id.dev, id.ino, copied); err != nil {
+			if b.sandbox.Ended() {
+				continue
+			}
+			return err
+		}
+	}
+	if said != "" {
+		g.say(audit.Record{Kind: audit.KindGit, Event: "seal-restored", Path: s.path, Text: said})
+	}
+	return nil
+}
+
+// setAside moves what must not be there to a name that git does not obey.
+func (g *Guard) setAside(path string) {
+	text, _ := readRegular(path, 4<<10)
+	aside, err := setAside(path)
+	if err != nil {
+		if !errors.Is(err, os.ErrNotExist) {
+			g.stop(fmt.Sprintf("%s appeared, which git on the host would obey, and cannot be moved aside: %v", path, err))
+		}
+		return
+	}
+	g.say(audit.Record{Kind: audit.KindGit, Event: "new-control-file", Path: path, Detail: map[string]string{"setAside": audit.Printable(aside), "content": strings.ToValidUTF8(text, "�")},
+		Text: "appeared while the agent ran, and git on the host would obey it: it is set aside as " + audit.Printable(aside)})
+}
+
+func setAside(path string) (string, error) {
+	base := path + ".set-aside-" + time.Now().UTC().Format("20060102-150405")
+	for i := range 1000 {
+		aside := base
+		if i > 0 {
+			aside += "-" + strconv.Itoa(i)
+		}
+		err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, aside, unix.RENAME_NOREPLACE)
+		if !errors.Is(err, unix.EEXIST) {
+			if err != nil {
+				err = &os.PathError{Op: "rename", Path: path, Err: err}
+			}
+			return aside, err
+		}
+	}
+	return "", &os.PathError{Op: "rename", Path: path, Err: unix.EEXIST}
+}
+
+func modeOf(fd int) os.FileMode {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return 0o600
+	}
+	return os.FileMode(st.Mode & 0o777)
+}
+
+// write puts a file there by rename.
+func write(path, content string, mode os.FileMode) error {
+	tmp := path + ".agentconnect-new"
+	_ = os.Remove(tmp)
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(content)
+	err = errors.Join(err, f.Chmod(mode), f.Close())
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		os.Remove(tmp)
+	}
+	return err
+}
+
+func readRegular(path string, most int) (string, error) {
+	at, err := pathfd.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(at)
+	if mode, err := pathfd.Mode(at); err != nil || mode != unix.S_IFREG {
+		return "", fmt.Errorf("%s: not a regular file", path)
+	}
+	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(at))
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !st.Mode().IsRegular() {
+		return "", fmt.Errorf("%s: not a regular file", path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if len(b) > most {
+		return "", fmt.Errorf("%s: larger than %d bytes", path, most)
+	}
+	return string(b), err
+}

@@ -1,0 +1,23 @@
+//go:build !linux
+
+package sealguard
+
+import (
+	"errors"
+
+	"agentconnect.md/sandbox/sandbox"
+)
+
+// Guard watches nothing: no boundary is built on this system.
+type Guard struct{}
+
+// New is not available on this system.
+func New(Options) (*Guard, error) { return nil, errors.ErrUnsupported }
+
+// Add is not available on this system.
+func (*Guard) Add(*sandbox.Plan, []string, Sandbox) (func(), error) {
+	return nil, errors.ErrUnsupported
+}
+
+// Close does nothing.
+func (*Guard) Close() {}

@@ -1,0 +1,189 @@
+// Leases on the host's configuration files. Between the host's rename over a sealed file and
+// the next mount over it the agent could write the new one, and the host's next command would
+// act on that. So the supervisor holds a lease on the file: whoever opens it, as git does
+// before it writes a new one, waits until the agent stands still. Inside, a copy stands in for
+// the file, so that nothing there opens the host's own.
+
+package sealguard
+
+import (
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/audit"
+	"agentconnect.md/sandbox/sandbox/pathfd"
+)
+
+// Times of one opened file.
+const (
+	// openedWait bounds how long the agent stands still while a program of the host has the
+	// file open, or git's lock on it exists.
+	openedWait = time.Second
+	openedStep = 300 * time.Microsecond
+	// staleLock: a lock file older than that belongs to nobody.
+	staleLock = 2 * time.Second
+	// Leases that could not be had are tried again, ever more rarely.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// release gives a lease up; whoever waited goes on.
+func (s *seal) release() {
+	if s.lease != nil {
+		s.lease.Close()
+		s.lease = nil
+	}
+}
+
+// take gets the lease, if nobody has the file open.
+func (s *seal) take() bool {
+	if s.lease != nil {
+		return true
+	}
+	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(s.fd))
+	if err != nil {
+		return false
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		f.Close()
+		return false
+	}
+	s.lease = f
+	return true
+}
+
+// patient takes the lease as soon as nobody has the file open, but for no longer than to end.
+func (s *seal) patient(end time.Time) bool {
+	for !s.take() {
+		if time.Now().After(end) {
+			return false
+		}
+		time.Sleep(openedStep)
+	}
+	return true
+}
+
+// asked reports whether somebody waits for the file.
+func (s *seal) asked() bool {
+	if s.lease == nil {
+		return false
+	}
+	held, err := unix.FcntlInt(s.lease.Fd(), unix.F_GETLEASE, 0)
+	return err != nil || held != unix.F_WRLCK
+}
+
+// lease takes the leases that are not held. The lock is held.
+func (g *Guard) lease() {
+	missing := false
+	for _, s := range g.seals {
+		if s.copied && !s.take() {
+			missing = true
+		}
+	}
+	switch {
+	case !missing || len(g.boxes) == 0:
+		g.retry = 0
+	case g.retry == 0:
+		g.retry = firstRetry
+	default:
+		g.retry = min(2*g.retry, lastRetry)
+	}
+}
+
+// opened lets those go on that wait for a file, while the agent stands still, and takes the
+// lease back when they are done. The lock is held.
+func (g *Guard) opened() {
+	var asked []*seal
+	for _, s := range g.seals {
+		if s.asked() {
+			asked = append(asked, s)
+		}
+	}
+	if len(asked) == 0 {
+		return
+	}
+	g.still(func() {
+		for _, s := range asked {
+			g.admit(s)
+		}
+		defer func() {
+			for _, s := range asked {
+				s.trusted = false
+			}
+		}()
+		end := time.Now().Add(openedWait)
+		for _, s := range asked {
+			for !g.settled(s) && time.Now().Before(end) {
+				time.Sleep(openedStep)
+			}
+		}
+		g.check()
+		g.lease()
+	})
+}
+
+// admit lets the host go on with a file. git makes the lock, which becomes the new file, before
+// it opens the old one, and fills it after: what has content by now the agent filled. An empty
+// one stays out of its reach until the new file is sealed, so that is all the host's work.
+func (g *Guard) admit(s *seal) {
+	lock := s.path + ".lock"
+	if st, err := os.Lstat(lock); err == nil && time.Since(st.ModTime()) < staleLock {
+		if st.Mode().IsRegular() && st.Size() == 0 {
+			s.trusted = true
+		} else if aside, err := setAside(lock); err == nil {
+			g.say(audit.Record{Kind: audit.KindGit, Event: "lock-tampered", Path: lock, Text: "the agent wrote into git's lock on a sealed file: it is set aside as " + audit.Printable(aside) + ", and the host's command fails; run it again"})
+		}
+	}
+	s.release()
+}
+
+// settled reports whether the host is done with a file: no lock of git's beside it, and the
+// lease on what stands there now is ours.
+func (g *Guard) settled(s *seal) bool {
+	if st, err := os.Lstat(s.path + ".lock"); err == nil && time.Since(st.ModTime()) < staleLock {
+		return false
+	}
+	fd, err := pathfd.Absolute(g.root, s.path, 0)
+	if err != nil {
+		return true // what to do about it, check knows
+	}
+	id, _ := identify(fd)
+	unix.Close(fd)
+	if id != s.id {
+		g.check() // sealed again, which may be waited for anew
+		if g.seals[s.path] != s || len(g.boxes) == 0 {
+			return true
+		}
+	}
+	if !s.take() {
+		return false
+	}
+	// Written in place: the copy inside follows.
+	text, err := readHeld(s.lease)
+	if err == nil && text != s.content {
+		s.content = text
+		if err := g.attach(s, "changed on the host; the agent sees it"); err != nil {
+			g.stop(s.path + ": " + err.Error())
+			return true
+		}
+		s.take()
+	}
+	return true
+}
+
+// readHeld reads a file through the descriptor of its lease.
+func readHeld(f *os.File) (string, error) {
+	st, err := f.Stat()
+	if err != nil || st.Size() > maxFile {
+		return "", err
+	}
+	b := make([]byte, st.Size())
+	n, err := f.ReadAt(b, 0)
+	if n == len(b) {
+		err = nil
+	}
+	return string(b[:n]), err
+}

@@ -1,0 +1,127 @@
+// The guard of the git seals, as far as the supervisor has to do with it.
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"agentconnect.md/sandbox/cmd/internal/audit"
+	"agentconnect.md/sandbox/cmd/internal/sealguard"
+	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
+	"agentconnect.md/sandbox/sandbox/hostfacts"
+)
+
+// Words on how the git control files are kept.
+const (
+	SealsHard    = "hard"    // the agent cannot change or move them
+	SealsWatched = "watched" // nesting is on: what it moves is moved back
+)
+
+// GitSeals says how an agent's git control files are kept; nothing without a boundary.
+func GitSeals(sandboxed bool, p sandbox.Policy) string {
+	switch {
+	case !sandboxed:
+		return ""
+	case p.Nesting:
+		return SealsWatched
+	}
+	return SealsHard
+}
+
+// guardSeals begins to watch. Without a boundary there is nothing to watch.
+func (s *Supervisor) guardSeals() error {
+	if !s.spec.Sandboxed {
+		return nil
+	}
+	log, err := audit.New(s.spec.Policy.Root, s.spec.Agent, func(err error) { s.opts.Log.Error("the audit log cannot be written", "error", err) })
+	if err != nil {
+		s.opts.Log.Error("no audit log", "error", err)
+	}
+	s.audit = log
+	s.guard, err = sealguard.New(sealguard.Options{
+		Log: s.opts.Log, Audit: log, Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Nesting: s.spec.Policy.Nesting,
+		Stop: func(why string) { s.ended.CompareAndSwap(nil, &why) },
+	})
+	return err
+}
+
+// watched puts a started program under the guard.
+func (s *Supervisor) watched(p *program, found *gitseal.Found) error {
+	if s.guard == nil || p.Plan == nil || found == nil {
+		return nil
+	}
+	remove, err := s.guard.Add(p.Plan, found.Absent, &guarded{program: p})
+	if err != nil {
+		select {
+		case <-p.Done():
+			return nil // it ended at once
+		default:
+		}
+		p.Kill()
+		return fmt.Errorf("the git seals cannot be watched: %w", err)
+	}
+	s.wg.Go(func() {
+		<-p.Done()
+		remove()
+	})
+	return nil
+}
+
+// guarded is a program as the guard sees it.
+type guarded struct {
+	*program
+	already bool
+}
+
+func (g *guarded) Init() int { return g.Process.Init(context.Background()) }
+
+func (g *guarded) Freeze() (err error) {
+	if g.scope == nil {
+		err = g.Halt()
+	} else {
+		g.already, err = g.scope.Freeze()
+	}
+	if err != nil && g.Ended() {
+		return nil
+	}
+	return err
+}
+
+func (g *guarded) Thaw() (err error) {
+	switch {
+	case g.scope == nil:
+		err = g.Resume()
+	case !g.already:
+		err = g.scope.Thaw()
+	}
+	if err != nil && g.Ended() {
+		return nil
+	}
+	return err
+}
+
+func (g *guarded) Kill() {
+	g.sweep()
+	g.Process.Kill()
+}
+
+func (g *guarded) Ended() bool {
+	select {
+	case <-g.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// stoppedFor is why the guard ended the agent, or nil.
+func stoppedFor(why *atomic.Pointer[string]) error {
+	if w := why.Load(); w != nil {
+		return errors.New(*w)
+	}
+	return nil
+}
