@@ -123,3 +123,18 @@ type Seal struct {
 
 // GuestPath is where agentconnect-guest lies inside the boundary.
 const GuestPath = "/run/agentconnect/guest"
+
+// How git control files in writable folders are kept from the agent.
+const (
+	SealsHard    = "hard"    // it cannot change them, nor move them away
+	SealsWatched = "watched" // it can move them in a namespace of its own, and they are moved back
+)
+
+// GitSeals says how the git control files are kept. Nested namespaces and hard seals
+// exclude each other.
+func GitSeals(nesting bool) string {
+	if nesting {
+		return SealsWatched
+	}
+	return SealsHard
+}

@@ -291,6 +291,7 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 	if err := s.makeWorkspace(ag); err != nil {
 		return err
 	}
+	s.recordPolicy(ag.ID, "add", "agent add: sandbox "+onOff(ag.Sandboxed()))
 	s.adviseRuntime(ag)
 	s.tell(ctx)
 	return nil
@@ -357,6 +358,7 @@ func (a *app) agentEdit() *cobra.Command {
 		if err := s.makeWorkspace(ag); err != nil {
 			return err
 		}
+		s.recordPolicy(ag.ID, "edit", "agent edit "+strings.Join(changedFlags(c), " "))
 		s.adviseRuntime(ag)
 		s.tell(c.Context())
 		if err := s.sayAgent(ag, "changed"); err != nil {
@@ -483,6 +485,7 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	if hint := s.builder().LoginHint(ag); hint != "" {
 		t.row("login", hint)
 	}
+	t.row("git seals", orDefault(st.GitSeals, "none"))
 	t.row("limits", fmt.Sprintf("memory %s, cpu %s, tasks %d", orDefault(limits.Memory, "-"), orDefault(limits.CPU, "-"), limits.Tasks))
 	if st.Usage != nil {
 		t.row("uses", usageLine(st.Usage))

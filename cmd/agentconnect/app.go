@@ -77,7 +77,7 @@ func (a *app) command() *cobra.Command {
 	})
 	root.AddCommand(
 		a.runCommand(), a.upCommand(), a.downCommand(), a.restartCommand(), a.statusCommand(),
-		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(),
+		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(), a.auditCommand(),
 		a.egressCommand(), a.forward(), a.runtimesCommand(), a.loginCommand(), a.configCommand(), a.versionCommand(), a.manCommand(),
 	)
 	return root

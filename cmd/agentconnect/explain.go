@@ -117,6 +117,7 @@ func (a *app) printExplained(x *explained) error {
 			networkRows(t, *x.Rules)
 		}
 		t.row("nesting", onOff(x.Plan.Nesting))
+		t.row("git seals", sandbox.GitSeals(x.Plan.Nesting))
 		if err := t.end(); err != nil {
 			return err
 		}

@@ -252,7 +252,7 @@ func describe(b *daemon.Builder, ag *agent.Agent) control.AgentStatus {
 		runtime = ag.Command
 	}
 	return control.AgentStatus{ID: ag.ID, Runtime: runtime, State: control.StateStopped, Sandboxed: ag.Sandboxed(),
-		Workspace: b.Store.WorkspacePath(ag), Network: string(b.Network(ag))}
+		Workspace: b.Store.WorkspacePath(ag), Network: string(b.Network(ag)), GitSeals: b.GitSeals(ag)}
 }
 
 // plainRoot is ROOT by the flag, the environment or the default, unchecked: for status

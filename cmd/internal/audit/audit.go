@@ -298,3 +298,34 @@ func Lines(r io.Reader, rest []byte, f func([]byte) error) ([]byte, error) {
 		}
 	}
 }
+
+// lastPart is how much of a log Findings looks at, in bytes.
+const lastPart = 256 << 10
+
+// Findings counts the records about git and trusted files since the agent's last start, in
+// the newest part of the log: what a person should look at.
+func Findings(path string) int {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return 0
+	}
+	n := 0
+	from := max(st.Size()-lastPart, 0)
+	_, _ = Lines(io.NewSectionReader(f, from, st.Size()-from), nil, func(line []byte) error {
+		var r Record
+		switch err := json.Unmarshal(line, &r); {
+		case err != nil:
+		case r.Kind == KindLife && r.Event == "start":
+			n = 0
+		case r.Kind == KindTrusted || r.Kind == KindGit && r.Event != "seal-restored":
+			n++
+		}
+		return nil
+	})
+	return n
+}

@@ -46,6 +46,10 @@ type AgentStatus struct {
 	Sandboxed bool      `json:"sandboxed"`
 	Workspace string    `json:"workspace"`
 	Network   string    `json:"network"`
+	// GitSeals is "hard" or "watched"; empty without a boundary.
+	GitSeals string `json:"gitSeals,omitempty"`
+	// Findings counts what the audit log has of the last run that somebody should look at.
+	Findings int `json:"findings,omitempty"`
 	PID       int       `json:"pid,omitempty"` // supervisor
 	Since     time.Time `json:"since,omitzero"`
 	Restarts  int       `json:"restarts"`

@@ -21,6 +21,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/accounting"
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/programs"
@@ -992,6 +993,10 @@ func (d *Daemon) agentStatus(id string, e *config.AgentEntry) control.AgentStatu
 			s.Runtime = a.Command
 		}
 		s.Workspace = d.store.WorkspacePath(a)
+		s.GitSeals = b.GitSeals(a)
+		if s.Findings = audit.Findings(audit.Path(d.cfg.Root, id)); s.Findings > 0 {
+			s.Notes = append(s.Notes, fmt.Sprintf("%d findings in files that git and other programs of the host trust; see `agentconnect audit %s`", s.Findings, id))
+		}
 		if a.Limits != (agent.Limits{}) && d.sup.Name() == "direct" {
 			s.Notes = append(s.Notes, "its limits are not enforced: direct supervision has no control groups")
 		}
@@ -1057,6 +1062,7 @@ func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) *account
 				return
 			}
 			a.Clients, a.Egress = st.Clients, st.Egress
+			a.GitSeals = st.GitSeals
 			a.Notes = append(a.Notes, st.Notes...)
 			if st.Line != "" {
 				a.Line = printable(st.Line)

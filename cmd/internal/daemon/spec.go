@@ -99,6 +99,20 @@ func (b *Builder) Network(a *agent.Agent) sandbox.NetworkMode {
 	return b.Config.AgentNetwork(a)
 }
 
+// GitSeals says how the git control files are kept from the agent.
+func (b *Builder) GitSeals(a *agent.Agent) string {
+	if !a.Sandboxed() {
+		return ""
+	}
+	nesting := a.Nesting == "on"
+	if a.Nesting == "" {
+		if rt, err := runtimes.NewRegistry(b.Config.Runtimes).Get(a.Runtime); err == nil {
+			nesting = rt.Nesting
+		}
+	}
+	return sandbox.GitSeals(nesting)
+}
+
 // start is how an agent's runtime starts.
 type start struct {
 	runtime runtimes.Runtime // zero for a command of the operator's

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -368,5 +369,92 @@ func TestNothingThatASpinningAgentWritesWhileTheHostRewritesItsConfigurationEver
 				t.Errorf("nothing was put to the test")
 			}
 		})
+	}
+}
+
+func TestWhatAHostileAgentLeavesIsInTheAuditLogWhenItStops(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.write("repo/.vscode/settings.json", "{}")
+	s.add("alice", "--workspace", ws)
+	s.ok("agent", "edit", "alice", "--tasks", "100")
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.sealed("alice", ws, ".vscode")
+	s.gitin("alice", `git init -q evil && git -C evil config core.fsmonitor 'touch /tmp/x' && mkdir -p .git/rebase-merge && echo 'exec touch x' > .git/rebase-merge/git-rebase-todo && mkdir .claude && echo '{}' > .claude/settings.json && echo 'all:' > Makefile && git update-index --skip-worktree file`)
+	s.ok("agent", "stop", "alice")
+	for _, want := range [][2]string{
+		{"new-repository", "evil/.git"}, {"exec-lines", ".git/rebase-merge/git-rebase-todo"}, {"new", ".claude"}, {"new", "Makefile"}, {"hidden-changes", ".git/index"},
+	} {
+		s.untilAudited("alice", want[0], filepath.Join(ws, want[1]))
+	}
+	out := s.ok("audit", "alice")
+	for _, word := range []string{"core.fsmonitor", "exec-lines", "policy", "--tasks=100"} {
+		if !strings.Contains(out, word) {
+			t.Errorf("audit does not say %q:\n%s", word, out)
+		}
+	}
+	if notes := strings.Join(s.agent("alice").Notes, "\n"); !strings.Contains(notes, "5 findings") {
+		t.Errorf("status: %s", notes)
+	}
+	if s.in(ws, "test ! -e .git/rebase-merge/git-rebase-todo; ls .git/rebase-merge") == "" {
+		t.Error("the todo is lost")
+	}
+	s.fails(66, nil, "audit", "nobody")
+}
+
+// With nesting on an agent moves a sealed path away in a namespace of its own: it keeps a
+// descriptor of the workspace, leaves the tree that it was in, and detaches that.
+func TestSealedPathMovedInANestedNamespaceIsBackBeforeTheHostsNextCommand(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.add("alice", "--workspace", ws, "--nesting", "on")
+	s.add("bob", "--workspace", s.project("other"), "--nesting", "off")
+	s.start()
+	mark := s.path("pwned")
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("missing: python3, which the attack is written in")
+	}
+	attack := `cd ` + ws + ` && cp -r .git evil.git && printf "[core]\n\tfsmonitor = touch ` + mark + `; false\n" >> evil.git/config && exec python3 -c '
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def do(r):
+    if r != 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+uid, gid = os.getuid(), os.getgid()
+kept = os.open(".", os.O_RDONLY)
+do(libc.unshare(0x10000000 | 0x20000))
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write("%d %d 1" % (uid, uid))
+open("/proc/self/gid_map", "w").write("%d %d 1" % (gid, gid))
+os.makedirs("/tmp/n", exist_ok=True)
+do(libc.mount(b"none", b"/tmp/n", b"tmpfs", 0, None))
+os.mkdir("/tmp/n/old")
+do(libc.syscall(155, b"/tmp/n", b"/tmp/n/old"))
+os.chdir("/")
+do(libc.umount2(b"/old", 2))
+os.rename(".git", "away", src_dir_fd=kept, dst_dir_fd=kept)
+os.rename("evil.git", ".git", src_dir_fd=kept, dst_dir_fd=kept)
+print("moved", flush=True)'`
+	if r := s.sh("bob", strings.ReplaceAll(attack, ws, s.path("other"))); strings.Contains(r.out, "moved") {
+		t.Errorf("with nesting off it worked: %s%s", r.out, r.err)
+	}
+	r := s.sh("alice", attack)
+	t.Logf("the attack: %d %s%s", r.code, r.out, r.err)
+	s.in(ws, "git status >/dev/null")
+	if exists(mark) {
+		t.Errorf("the agent's program ran on the host")
+	}
+	if !strings.Contains(r.out, "moved") {
+		t.Fatalf("the attack did not come to its end, so it proves nothing")
+	}
+	s.untilAudited("alice", "seal-moved", filepath.Join(ws, ".git"))
+	if got := s.in(ws, "git config core.fsmonitor || true"); got != "" {
+		t.Errorf("the configuration is the agent's: %s", got)
+	}
+	if out := s.ok("explain", "alice"); !strings.Contains(out, "watched") {
+		t.Errorf("explain: %s", out)
+	}
+	if out := s.ok("agent", "show", "bob"); !strings.Contains(out, "hard") {
+		t.Errorf("show: %s", out)
 	}
 }

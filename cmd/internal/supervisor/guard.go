@@ -15,23 +15,6 @@ import (
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
-// Words on how the git control files are kept.
-const (
-	SealsHard    = "hard"    // the agent cannot change or move them
-	SealsWatched = "watched" // nesting is on: what it moves is moved back
-)
-
-// GitSeals says how an agent's git control files are kept; nothing without a boundary.
-func GitSeals(sandboxed bool, p sandbox.Policy) string {
-	switch {
-	case !sandboxed:
-		return ""
-	case p.Nesting:
-		return SealsWatched
-	}
-	return SealsHard
-}
-
 // guardSeals begins to watch. Without a boundary there is nothing to watch.
 func (s *Supervisor) guardSeals() error {
 	if !s.spec.Sandboxed {
@@ -42,11 +25,29 @@ func (s *Supervisor) guardSeals() error {
 		s.opts.Log.Error("no audit log", "error", err)
 	}
 	s.audit = log
+	log.Add(audit.Record{Kind: audit.KindLife, Event: "start", Text: "started, git seals " + sandbox.GitSeals(s.spec.Policy.Nesting)})
 	s.guard, err = sealguard.New(sealguard.Options{
 		Log: s.opts.Log, Audit: log, Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Nesting: s.spec.Policy.Nesting,
 		Stop: func(why string) { s.ended.CompareAndSwap(nil, &why) },
 	})
 	return err
+}
+
+// review says, at the end, what the agent left that programs of the host would act on.
+func (s *Supervisor) review() {
+	s.mu.Lock()
+	before := s.before
+	s.mu.Unlock()
+	if before == nil {
+		return
+	}
+	for _, f := range before.Review(gitseal.Options{Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Home: s.spec.Policy.Home}) {
+		kind := audit.KindTrusted
+		if f.Git {
+			kind = audit.KindGit
+		}
+		s.audit.Add(audit.Record{Kind: kind, Event: f.Event, Path: f.Path, Text: f.Text})
+	}
 }
 
 // watched puts a started program under the guard.

@@ -62,6 +62,7 @@ type Supervisor struct {
 	broker   *acp.Broker
 	plan     *sandbox.Plan
 	found    *gitseal.Found // what the plan was made with
+	before   *gitseal.State // of the folders, before anything ran
 	clients  int
 	sessions int
 	execs    int
@@ -114,8 +115,11 @@ func (s *Supervisor) compile() (*sandbox.Plan, error) {
 		return nil, &planError{err}
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.plan, s.found = plan, found
-	s.mu.Unlock()
+	if s.before == nil { // nothing of the agent has run yet
+		s.before = gitseal.Remember(found, gitseal.Roots(s.spec.Policy, hostfacts.Host{}))
+	}
 	return plan, nil
 }
 
@@ -153,6 +157,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 	defer s.audit.Close()
 	defer s.guard.Close()
+	defer s.review()
 	defer s.wg.Wait()
 	defer server.Close()
 	if s.spec.ExecOnly {
@@ -397,8 +402,11 @@ func (s *Supervisor) status() *wire.Status {
 	defer s.mu.Unlock()
 	st := &wire.Status{
 		Build: s.opts.Build, Agent: s.spec.Agent, Sandboxed: s.spec.Sandboxed, PID: os.Getpid(), Since: s.since,
-		Clients: s.clients, Sessions: s.sessions, Network: string(s.network()), GitSeals: GitSeals(s.spec.Sandboxed, s.spec.Policy), Notes: s.notes, Line: line,
+		Clients: s.clients, Sessions: s.sessions, Network: string(s.network()), Notes: s.notes, Line: line,
 		Egress: s.egressState(),
+	}
+	if s.spec.Sandboxed {
+		st.GitSeals = sandbox.GitSeals(s.spec.Policy.Nesting)
 	}
 	if s.process != nil {
 		st.Runtime = s.process.PID

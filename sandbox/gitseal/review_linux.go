@@ -1,0 +1,230 @@
+// The look at the end: what an agent left that git or another program of the host would act
+// on once its user starts it. Some of it is said; what runs without a question is moved aside.
+
+package gitseal
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/sandbox/pathfd"
+)
+
+// Bounds of a review.
+const (
+	maxReviewed = 1 << 20 // bytes of one file that is compared
+	maxListed   = 2000    // names below a folder that is compared
+)
+
+// Finding is one thing that a person should know of.
+type Finding struct {
+	Event string // a stable word
+	Path  string
+	Text  string
+	Git   bool // about git; else about a file that another program trusts
+}
+
+// State is what a review compares with.
+type State struct {
+	repositories map[string]bool
+	files        map[string]string // path → digest
+}
+
+// quiet are files in a git directory that change what git shows or believes.
+var quiet = []string{"info/exclude", "info/grafts", "info/attributes", "info/sparse-checkout", "shallow", "objects/info/alternates", "refs/replace"}
+
+// todos are lists of steps that git goes on with, exec lines included.
+var todos = []string{"rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo"}
+
+// Remember takes down what is there.
+func Remember(found *Found, roots []string) *State {
+	s := &State{repositories: map[string]bool{}, files: map[string]string{}}
+	for _, r := range found.Repositories {
+		s.repositories[r.Dir] = true
+		for _, name := range slices.Concat(quiet, todos) {
+			s.files[filepath.Join(r.Dir, name)] = digest(filepath.Join(r.Dir, name))
+		}
+		s.files[filepath.Join(r.Dir, "index")] = strconv.Itoa(hiddenChanges(filepath.Join(r.Dir, "index")))
+	}
+	for path := range trustedPaths(found, roots) {
+		s.files[path] = digest(path)
+	}
+	return s
+}
+
+// trustedPaths are the paths at the top of projects that programs of the host trust.
+func trustedPaths(found *Found, roots []string) map[string]bool {
+	tops := map[string]bool{}
+	for _, r := range roots {
+		tops[r] = true
+	}
+	for _, r := range found.Repositories {
+		if r.Sealed && r.Top != "" {
+			tops[r.Top] = true
+		}
+	}
+	paths := map[string]bool{}
+	for t := range tops {
+		for _, name := range slices.Concat(TrustedFiles, TrustedDirs) {
+			paths[filepath.Join(t, name)] = true
+		}
+	}
+	return paths
+}
+
+// Review says what changed since, and moves aside what git would run by itself.
+func (s *State) Review(o Options) []Finding {
+	var out []Finding
+	add := func(git bool, event, path, format string, args ...any) {
+		out = append(out, Finding{Event: event, Path: path, Text: fmt.Sprintf(format, args...), Git: git})
+	}
+	now := Find(o)
+	for _, r := range now.Repositories {
+		if !s.repositories[r.Dir] {
+			keys, _ := ExecutableKeys(readFile(filepath.Join(r.Common, "config"), maxConfig))
+			hooks := liveHooks(filepath.Join(r.Common, "hooks"))
+			if len(keys)+len(hooks) > 0 {
+				add(true, "new-repository", r.Dir, "a repository that the agent made would make git on the host run: %s", strings.Join(slices.Concat(keys, hooks), ", "))
+			}
+		}
+		for _, name := range quiet {
+			path := filepath.Join(r.Dir, name)
+			if d := digest(path); d != "" && d != s.files[path] && (s.repositories[r.Dir] || name != "info/exclude") {
+				add(true, "changed", path, "it changes what git shows or believes, and is not as it was")
+			}
+		}
+		for _, name := range todos {
+			path := filepath.Join(r.Dir, name)
+			if d := digest(path); d == "" || d == s.files[path] || !executes(readFile(path, maxReviewed)) {
+				continue
+			}
+			aside, err := setAside(path)
+			if err != nil {
+				add(true, "exec-lines", path, "it has exec lines, which `git rebase --continue` runs, and cannot be moved aside: %v", err)
+				continue
+			}
+			add(true, "exec-lines", path, "it had exec lines, which `git rebase --continue` runs: moved aside as %s; put it back if they are yours", aside)
+		}
+		index := filepath.Join(r.Dir, "index")
+		if n := hiddenChanges(index); n > 0 && strconv.Itoa(n) != s.files[index] {
+			add(true, "hidden-changes", index, "%d files are marked skip-worktree or assume-unchanged: git status does not show what changes in them", n)
+		}
+	}
+	// A working tree that is itself a bare repository once its .git is broken.
+	for _, r := range now.Repositories {
+		if r.Top == "" && filepath.Base(r.Dir) != ".git" && !s.repositories[r.Dir] {
+			add(true, "bare-repository", r.Dir, "it looks like a bare repository: git run in it takes its configuration from there")
+		}
+	}
+	paths := trustedPaths(now, o.Roots)
+	for _, path := range slices.Sorted(maps.Keys(paths)) {
+		switch d := digest(path); {
+		case d == s.files[path] || d == "":
+		case s.files[path] == "":
+			add(false, "new", path, "new: programs of the host act on it")
+		default:
+			add(false, "changed", path, "changed: programs of the host act on it")
+		}
+	}
+	return out
+}
+
+// executes reports whether a list of steps runs a command.
+func executes(todo string) bool {
+	for line := range strings.Lines(todo) {
+		if f := strings.Fields(line); len(f) > 1 && (f[0] == "exec" || f[0] == "x") {
+			return true
+		}
+	}
+	return false
+}
+
+// liveHooks are the hooks that git would run.
+func liveHooks(dir string) []string {
+	var out []string
+	for _, name := range names(dir, maxNamed) {
+		st, err := os.Stat(filepath.Join(dir, name))
+		if err == nil && !st.IsDir() && st.Mode()&0o111 != 0 && filepath.Ext(name) != ".sample" {
+			out = append(out, "hooks/"+name)
+		}
+	}
+	return out
+}
+
+// digest is what a file or a folder holds, in short; empty for nothing.
+func digest(path string) string {
+	st, err := os.Lstat(path)
+	if err != nil {
+		return ""
+	}
+	switch {
+	case st.Mode().IsRegular():
+		text, ok := readWhole(path, maxReviewed)
+		if !ok {
+			return fmt.Sprint(st.Size(), st.ModTime().UnixNano())
+		}
+		return fmt.Sprintf("%v %x", st.Mode().Perm()&0o111, sha256.Sum256([]byte(text)))
+	case st.Mode().Type() == fs.ModeSymlink:
+		to, _ := os.Readlink(path)
+		return "link " + to
+	case !st.IsDir():
+		return st.Mode().Type().String()
+	}
+	h := sha256.New()
+	left := maxListed
+	_ = filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
+		if left--; left <= 0 {
+			return fs.SkipAll
+		}
+		if err == nil && d.Type().IsRegular() {
+			if st, err := d.Info(); err == nil {
+				fmt.Fprintln(h, p, st.Size(), st.ModTime().UnixNano(), st.Mode())
+			}
+			return nil
+		}
+		fmt.Fprintln(h, p)
+		return nil
+	})
+	return fmt.Sprintf("folder %x", h.Sum(nil))
+}
+
+// setAside renames a file to a name that git does not read.
+func setAside(path string) (string, error) {
+	aside := path + ".set-aside-" + time.Now().UTC().Format("20060102-150405.000000")
+	root, err := pathfd.Open("/")
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(root)
+	dir, err := pathfd.Absolute(root, filepath.Dir(path), unix.O_DIRECTORY)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(dir)
+	return aside, unix.Renameat2(dir, filepath.Base(path), dir, filepath.Base(aside), unix.RENAME_NOREPLACE)
+}
+
+// maxIndex bounds an index that is read, in bytes.
+const maxIndex = 64 << 20
+
+// hiddenChanges counts the files that an index hides from git status.
+func hiddenChanges(path string) int {
+	text, ok := readWhole(path, maxIndex)
+	if !ok {
+		return 0
+	}
+	return hiddenEntries([]byte(text), sha1Size)
+}
+
+// sha1Size is the length of an object's name in repositories of the usual kind.
+const sha1Size = 20
