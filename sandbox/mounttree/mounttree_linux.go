@@ -247,7 +247,7 @@ func (b *builder) cover(i int, m *sandbox.Mount, name string) error {
 		if err := unix.Mkdirat(b.tree, name, 0o555); err != nil {
 			return step("cover", m.Target, err)
 		}
-	} else if err := b.write(b.tree, name, m.Content, 0o444); err != nil {
+	} else if err := b.write(b.tree, name, m.Content, 0o644); err != nil {
 		return step("cover", m.Target, err)
 	}
 	src, err := pathfd.Beneath(b.tree, name, 0)

@@ -40,24 +40,24 @@ const (
 
 // AgentStatus is one agent as the daemon sees it.
 type AgentStatus struct {
-	ID        string    `json:"id"`
-	Runtime   string    `json:"runtime"`
-	State     string    `json:"state"`
-	Sandboxed bool      `json:"sandboxed"`
-	Workspace string    `json:"workspace"`
-	Network   string    `json:"network"`
+	ID        string `json:"id"`
+	Runtime   string `json:"runtime"`
+	State     string `json:"state"`
+	Sandboxed bool   `json:"sandboxed"`
+	Workspace string `json:"workspace"`
+	Network   string `json:"network"`
 	// GitSeals is "hard" or "watched"; empty without a boundary.
 	GitSeals string `json:"gitSeals,omitempty"`
 	// Findings counts what the audit log has of the last run that somebody should look at.
-	Findings int `json:"findings,omitempty"`
-	PID       int       `json:"pid,omitempty"` // supervisor
-	Since     time.Time `json:"since,omitzero"`
-	Restarts  int       `json:"restarts"`
-	Reason    string    `json:"reason,omitempty"` // why it is not running, or ended last, in the user's terms
-	Line      string    `json:"line,omitempty"`   // the supervisor's status line
-	Clients   int       `json:"clients"`
-	Build     string    `json:"build,omitempty"` // set when an older build still runs
-	Notes     []string  `json:"notes,omitempty"`
+	Findings int       `json:"findings,omitempty"`
+	PID      int       `json:"pid,omitempty"` // supervisor
+	Since    time.Time `json:"since,omitzero"`
+	Restarts int       `json:"restarts"`
+	Reason   string    `json:"reason,omitempty"` // why it is not running, or ended last, in the user's terms
+	Line     string    `json:"line,omitempty"`   // the supervisor's status line
+	Clients  int       `json:"clients"`
+	Build    string    `json:"build,omitempty"` // set when an older build still runs
+	Notes    []string  `json:"notes,omitempty"`
 	// Egress is set while it runs in network mode allowlist or open: counters, and what waits
 	// for the operator's word.
 	Egress *wire.EgressState `json:"egress,omitempty"`

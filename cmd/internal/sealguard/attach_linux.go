@@ -218,7 +218,7 @@ func (c *attachment) file() (uintptr, syscall.Errno) {
 	if _, _, errno := syscall.RawSyscall6(unix.SYS_MOVE_MOUNT, mnt, empty, here, uintptr(unsafe.Pointer(&c.tmp[0])), unix.MOVE_MOUNT_F_EMPTY_PATH, 0); errno != 0 {
 		return 0, errno
 	}
-	f, _, errno := syscall.RawSyscall6(syscall.SYS_OPENAT, mnt, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444, 0, 0)
+	f, _, errno := syscall.RawSyscall6(syscall.SYS_OPENAT, mnt, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}
