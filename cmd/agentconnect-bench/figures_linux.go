@@ -22,6 +22,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
@@ -33,6 +34,7 @@ func figures() []figure {
 		{"start with 500 mounts", func(ctx context.Context, pairs int) ([]row, error) {
 			return start(ctx, max(pairs/5, 3), 500, "boundary start, 500 more mounts", "≤ 0.2")
 		}},
+		{"look for git repositories", gitLook},
 		{"exec", execTrip},
 		{"relay latency", relayLatency},
 		{"relay throughput", relayThroughput},
@@ -534,3 +536,63 @@ func median(v []float64) float64 {
 func ms(v []float64) string { return fmt.Sprintf("%.1f ms", median(v)) }
 
 func ratio(r float64) string { return fmt.Sprintf("%.2f", r) }
+
+// gitLook measures what a start adds for its look through the workspace, beside ripgrep
+// listing the same tree.
+func gitLook(ctx context.Context, pairs int) ([]row, error) {
+	var rows []row
+	for _, size := range []struct{ repositories, files int }{{1, 10}, {50, 1_000}, {400, 1_000}, {1, 100_000}} {
+		b, err := newBed()
+		if err != nil {
+			return nil, err
+		}
+		r, err := gitLookIn(ctx, b, size.repositories, size.files, max(pairs/10, 3))
+		b.close()
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, r)
+	}
+	return rows, nil
+}
+
+func gitLookIn(ctx context.Context, b *bed, repositories, files, pairs int) (row, error) {
+	for i := range repositories {
+		dir := filepath.Join(b.policy.Workspace, fmt.Sprint("g", i%20), fmt.Sprint("r", i))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return row{}, err
+		}
+		if out, err := exec.CommandContext(ctx, "git", "init", "-q", dir).CombinedOutput(); err != nil {
+			return row{}, fmt.Errorf("git init: %w: %s", err, out)
+		}
+	}
+	for i := range files {
+		dir := filepath.Join(b.policy.Workspace, "src", strconv.Itoa(i/1000), strconv.Itoa(i/50))
+		if i%50 == 0 {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return row{}, err
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
+			return row{}, err
+		}
+	}
+	var ours, peers []float64
+	for range pairs {
+		began := time.Now()
+		found := gitseal.Find(gitseal.Options{Roots: []string{b.policy.Workspace}, Home: b.policy.Home})
+		ours = append(ours, float64(time.Since(began).Microseconds())/1000)
+		if len(found.Repositories) != repositories {
+			return row{}, fmt.Errorf("%d repositories of %d were found", len(found.Repositories), repositories)
+		}
+		began = time.Now()
+		if err := exec.CommandContext(ctx, "rg", "--files", "--hidden", "--no-ignore", b.policy.Workspace).Run(); err != nil {
+			return row{}, fmt.Errorf("rg: %w", err)
+		}
+		peers = append(peers, float64(time.Since(began).Microseconds())/1000)
+	}
+	slices.Sort(ours)
+	slices.Sort(peers)
+	o, p := ours[len(ours)/2], peers[len(peers)/2]
+	return row{fmt.Sprintf("look for git, %d repositories, %d files", repositories, files), fmt.Sprintf("%.1f ms", o), fmt.Sprintf("%.1f ms rg --files", p), fmt.Sprintf("%.2f", o/p), "≤ 1.5"}, nil
+}

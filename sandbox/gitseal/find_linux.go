@@ -327,11 +327,11 @@ func (f *finder) miss(path string) {
 
 // linked seals what the links in a folder of hooks lead to.
 func (f *finder) linked(dir string) {
-	for _, name := range names(dir, maxNamed) {
-		path := filepath.Join(dir, name)
-		if st, err := os.Lstat(path); err != nil || st.Mode().Type() != os.ModeSymlink {
+	for _, e := range entries(dir, maxNamed) {
+		if e.Type() != os.ModeSymlink {
 			continue
 		}
+		path := filepath.Join(dir, e.Name())
 		if real, kind, err := resolve(path); err == nil && kind == sandbox.KindFile {
 			f.seal(real, "the hook "+path)
 		}
@@ -601,17 +601,26 @@ func readWhole(path string, most int) (string, bool) {
 	return string(b), true
 }
 
-// names lists at most most names in a folder.
-func names(dir string, most int) []string {
+// entries lists at most most entries of a folder.
+func entries(dir string, most int) []os.DirEntry {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil
 	}
 	file := os.NewFile(uintptr(fd), dir)
 	defer file.Close()
-	list, _ := file.Readdirnames(most)
-	slices.Sort(list)
+	list, _ := file.ReadDir(most)
 	return list
+}
+
+// names lists the names of at most most entries of a folder, in order.
+func names(dir string, most int) []string {
+	var out []string
+	for _, e := range entries(dir, most) {
+		out = append(out, e.Name())
+	}
+	slices.Sort(out)
+	return out
 }
 
 // makeHooks makes an empty hooks/ in a git directory, reached without following a link.
