@@ -111,8 +111,14 @@ func TestControlPlanePlacesAnAgentAndReadsItsTurn(t *testing.T) {
 	}
 	// The connection is lost and comes back; the agent goes on and is not told anew.
 	pid := s.agent("demo").PID
+	raw, err := json.Marshal(placedSpec(uuid, "Demo", "0", nil)["spec"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw}})
 	server.Drop()
 	server.Wait(ctx, "register", 2)
+	server.Ready(ctx)
 	if now := s.agent("demo"); now.PID != pid {
 		t.Errorf("the agent was %d and is %d: %s", pid, now.PID, now.Reason)
 	}

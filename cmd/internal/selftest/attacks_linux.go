@@ -410,10 +410,31 @@ func dials(opened string, addr func(*Targets) string) func(context.Context, *Tar
 		d := net.Dialer{Timeout: 2 * time.Second}
 		c, err := d.DialContext(ctx, "tcp", a)
 		if err == nil {
+			err = talks(c)
 			c.Close()
 		}
 		return outcome(err, "connected to "+a)
 	}
+}
+
+// talks says whether somebody is there: where connections are led through a gateway, every
+// connect succeeds, and what is refused is reset, or told so on port 80.
+func talks(c net.Conn) error {
+	if _, err := io.WriteString(c, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		return err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	head := make([]byte, 4096)
+	n, err := io.ReadFull(c, head)
+	if errors.Is(err, unix.ECONNRESET) && n == 0 {
+		return err
+	}
+	if text := string(head[:n]); strings.HasPrefix(text, "HTTP/1.1 403") && strings.Contains(text, "agentconnect") {
+		return errors.New("the gateway answered that it is refused")
+	}
+	return nil
 }
 
 func datagram(ctx context.Context, t *Targets) (Seen, string) {
