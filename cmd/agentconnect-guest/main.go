@@ -9,6 +9,7 @@
 //	agentconnect-guest inner -- CMD…                     becomes CMD if an inner sandbox starts here, else ends with 69
 //	agentconnect-guest pty [--rows N] [--cols N] FD -- CMD…
 //	agentconnect-guest exec -- CMD…
+//	agentconnect-guest start FD -- CMD…
 //	agentconnect-guest version
 //
 // attack ends with 0 if everything was as the boundary promises, else 1; with
@@ -20,6 +21,9 @@
 // that the slave controls. So the operator's terminal never comes inside, and
 // nothing inside can type into it. The size comes from the flags, else from LINES and
 // COLUMNS. exec becomes CMD. For both, CMD not found: 127; not executable: 126.
+//
+// start becomes CMD with further environment, read from FD. bubblewrap's pid 1, whose
+// environment is open to everything inside, does not have it.
 package main
 
 import (
@@ -87,6 +91,8 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return pty(args, stderr)
 	case "exec":
 		return become(args)
+	case "start":
+		return start(args)
 	case "version":
 		_, err := fmt.Fprintln(stdout, version())
 		return err

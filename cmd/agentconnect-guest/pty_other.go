@@ -19,3 +19,7 @@ func pty([]string, io.Writer) error {
 func inner(context.Context, []string) error {
 	return errors.New("inner: not on this system: the sandbox needs Linux")
 }
+
+func start([]string) error {
+	return errors.New("start: works on Linux alone")
+}

@@ -40,8 +40,11 @@ func launch() *wire.LaunchError {
 	if err := unix.CloseRange(wire.LaunchFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return &wire.LaunchError{Step: "close descriptors", Err: err.Error()}
 	}
-	if spec.PassFD {
-		if _, err := unix.FcntlInt(wire.ExtraFD, unix.F_SETFD, 0); err != nil {
+	for fd, pass := range map[uintptr]bool{wire.ExtraFD: spec.PassFD, wire.EnvFD: spec.PassEnv} {
+		if !pass {
+			continue
+		}
+		if _, err := unix.FcntlInt(fd, unix.F_SETFD, 0); err != nil {
 			return &wire.LaunchError{Step: "pass a descriptor", Err: err.Error()}
 		}
 	}

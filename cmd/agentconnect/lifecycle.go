@@ -16,11 +16,11 @@ import (
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/coredump"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/version"
@@ -60,8 +60,8 @@ func (a *app) runCommand() *cobra.Command {
 
 func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
 	// A crash must not write the agents' secrets to disk.
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("core dumps cannot be turned off: %w", err)
+	if err := coredump.Off(); err != nil {
+		return err
 	}
 	load := func() (*config.Config, error) {
 		return a.config(flags...)

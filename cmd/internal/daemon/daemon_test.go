@@ -482,6 +482,9 @@ func TestTheRuntimeGetsNothingOfTheDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	var names []string
+	if !slices.Equal(spec.Given, []string{"GIVEN=yes"}) {
+		t.Errorf("given by the operator: %v", spec.Given)
+	}
 	for _, kv := range spec.Env {
 		k, v, _ := strings.Cut(kv, "=")
 		names = append(names, k)
@@ -489,7 +492,7 @@ func TestTheRuntimeGetsNothingOfTheDaemons(t *testing.T) {
 			t.Errorf("%s leaked", k)
 		}
 	}
-	want := []string{"GIVEN", "HOME", "LANG", "LC_TIME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "XDG_RUNTIME_DIR"}
+	want := []string{"HOME", "LANG", "LC_TIME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "XDG_RUNTIME_DIR"}
 	if !slices.Equal(names, want) {
 		t.Errorf("environment %v, want %v", names, want)
 	}

@@ -294,7 +294,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err != nil {
 		return nil, err
 	}
-	env, err := b.env(a, s, p)
+	env, given, err := b.env(a, s, p)
 	if err != nil {
 		return nil, err
 	}
@@ -310,6 +310,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Policy:      p,
 		Argv:        s.argv,
 		Env:         env,
+		Given:       given,
 		Dir:         p.Workspace,
 		Socket:      socket,
 		Launcher:    b.Programs.Launcher,
@@ -378,8 +379,9 @@ var passedOn = []string{"LANG", "LANGUAGE", "TZ"}
 // ours are the variables that the boundary decides; a configuration cannot set them.
 var ours = []string{"HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR"}
 
-// env is the whole environment of a runtime, built from nothing.
-func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) ([]string, error) {
+// env is the whole environment of a runtime, built from nothing: what the boundary
+// decides, and what the operator gave.
+func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) (fixed, given []string, err error) {
 	env := map[string]string{
 		"HOME": p.Home, "USER": p.User, "LOGNAME": p.User, "SHELL": shell(),
 		"PATH":   strings.Join(slices.Concat(s.install.PathDirs, systemPath), ":"),
@@ -406,21 +408,36 @@ func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) ([]string, erro
 			}
 		}
 	}
-	fixed := maps.Clone(env)
-	maps.Copy(env, s.runtime.Env)
+	more := maps.Clone(s.runtime.Env)
+	if more == nil {
+		more = map[string]string{}
+	}
 	extra, err := a.ExtraEnv()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	maps.Copy(env, extra)
+	maps.Copy(more, extra)
 	if b.Placed != nil {
-		maps.Copy(env, b.Placed(a.ID))
+		maps.Copy(more, b.Placed(a.ID))
 	}
 	for _, k := range ours {
-		if env[k] != fixed[k] {
-			return nil, refusedConfig(a, fmt.Errorf("env %s is set by the boundary itself; take it out of the agent's (or the runtime's) env", k))
+		if v, set := more[k]; set && v != env[k] {
+			return nil, nil, refusedConfig(a, fmt.Errorf("env %s is set by the boundary itself; take it out of the agent's (or the runtime's) env", k))
 		}
+		delete(more, k)
 	}
+	for k := range more {
+		delete(env, k)
+	}
+	if fixed, err = environ(a, env); err != nil {
+		return nil, nil, err
+	}
+	given, err = environ(a, more)
+	return fixed, given, err
+}
+
+// environ lists an environment, sorted.
+func environ(a *agent.Agent, env map[string]string) ([]string, error) {
 	list := make([]string, 0, len(env))
 	for k, v := range env {
 		if !validName(k) || strings.ContainsRune(v, 0) {

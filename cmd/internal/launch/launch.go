@@ -23,6 +23,9 @@ type Start struct {
 	Bwrap   string
 	Argv    []string
 	Env     []string
+	// Private is environment for the program alone: the sandbox's first process, whose
+	// environment is open to everything inside, does not have it.
+	Private []string
 	// Dir is the working directory inside.
 	Dir string
 	// Stdin, Stdout and Stderr go to the program; the caller still owns them.

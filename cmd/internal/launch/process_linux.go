@@ -53,6 +53,7 @@ func (p *Process) End() End { return p.end }
 
 // once makes one attempt.
 func (s *Start) once(ctx context.Context) (*Process, error) {
+	var err error
 	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports, Join: s.Join != nil}
 	if s.Compile != nil {
 		old := make(chan bool, 1)
@@ -70,6 +71,19 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		if err := executable(s.Bwrap); err != nil {
 			return nil, &UnavailableError{Err: err}
 		}
+	}
+	var private *os.File
+	switch {
+	case len(s.Private) == 0:
+	case spec.Plan == nil:
+		spec.Env = wire.MergeEnv(s.Env, s.Private)
+	default:
+		if private, err = sealBytes("env", []byte(strings.Join(s.Private, "\x00")+"\x00")); err != nil {
+			return nil, err
+		}
+		defer private.Close()
+		spec.PassEnv = true
+		spec.Argv = append([]string{sandbox.GuestPath, "start", strconv.Itoa(wire.EnvFD), "--"}, s.Argv...)
 	}
 	sealed, err := sealBytes("launch", spec.Encode())
 	if err != nil {
@@ -108,11 +122,17 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	if s.Stderr != nil {
 		cmd.Stderr = s.Stderr
 	}
-	if s.Pass != nil || s.Join != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Pass)
+	if s.Pass != nil || s.Join != nil || private != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Pass) // nil is a closed one
 	}
-	if s.Join != nil {
+	switch {
+	case s.Join != nil:
 		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Join.User, s.Join.Net)
+	case private != nil:
+		cmd.ExtraFiles = append(cmd.ExtraFiles, nil, nil)
+	}
+	if private != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, private)
 	}
 	if spec.Plan != nil && s.Join == nil {
 		attr := cmd.SysProcAttr

@@ -66,8 +66,9 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 	if !s.spec.Sandboxed {
 		guest = s.spec.Policy.Guest
 	}
-	st := s.start(append([]string{guest, "exec", "--"}, req.Argv...), mergeEnv(s.spec.Env, req.Env), dir)
+	st := s.start(append([]string{guest, "exec", "--"}, req.Argv...), wire.MergeEnv(s.spec.Env, req.Env), dir)
 	st.Join = s.inside()
+	st.Private = wire.WithoutEnv(s.spec.Given, req.Env)
 	if s.spec.Sandboxed {
 		plan, err := s.compile()
 		if err != nil {
@@ -249,16 +250,4 @@ func fileType(f *os.File) (uint32, error) {
 		return 0, err
 	}
 	return st.Mode & unix.S_IFMT, serr
-}
-
-// mergeEnv puts the entries of over in place of those of the same name in base.
-func mergeEnv(base, over []string) []string {
-	name := func(e string) string { n, _, _ := strings.Cut(e, "="); return n }
-	out := make([]string, 0, len(base)+len(over))
-	for _, e := range base {
-		if !slices.ContainsFunc(over, func(o string) bool { return name(o) == name(e) }) {
-			out = append(out, e)
-		}
-	}
-	return append(out, over...)
 }

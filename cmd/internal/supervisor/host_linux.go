@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/coredump"
 )
 
 // scopesAbstractSockets reports whether the kernel keeps a sandbox off the host's
@@ -18,7 +20,7 @@ func scopesAbstractSockets() bool {
 // Harden prepares this process: no core dump may carry the spec's secrets to disk, and
 // what an agent without a boundary leaves behind becomes our child.
 func Harden() error {
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+	if err := coredump.Off(); err != nil {
 		return err
 	}
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

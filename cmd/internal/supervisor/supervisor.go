@@ -225,6 +225,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 		argv = append([]string{sandbox.GuestPath, "inner", "--"}, argv...)
 	}
 	st := s.start(argv, s.spec.Env, s.spec.Dir)
+	st.Private = s.spec.Given
 	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
 	process, err := s.run(ctx, st, Placement{})
 	if err != nil {

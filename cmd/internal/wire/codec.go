@@ -118,6 +118,7 @@ func (l *Launch) code(c *codec) {
 	}
 	c.flag(&l.Join)
 	c.flag(&l.Dial)
+	c.flag(&l.PassEnv)
 }
 
 func codePlan(c *codec, p *sandbox.Plan) {

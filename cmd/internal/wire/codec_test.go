@@ -12,7 +12,7 @@ import (
 
 func sample() *Launch {
 	return &Launch{
-		Version: Version, Argv: []string{"/bin/x", "a b", "\xff\xfe", ""}, Env: []string{"A=1"}, Dir: "/w\n", Bwrap: "/usr/bin/bwrap", Seccomp: []byte{0, 1, 2}, PassFD: true, Ports: []uint16{22, 65535}, Join: true, Dial: true,
+		Version: Version, Argv: []string{"/bin/x", "a b", "\xff\xfe", ""}, Env: []string{"A=1"}, Dir: "/w\n", Bwrap: "/usr/bin/bwrap", Seccomp: []byte{0, 1, 2}, PassFD: true, PassEnv: true, Ports: []uint16{22, 65535}, Join: true, Dial: true,
 		Plan: &sandbox.Plan{Agent: "a", Network: sandbox.NetworkNone, Nesting: true, DieWithParent: true, OldBwrap: true, Notes: []string{"n"}, Mounts: []sandbox.Mount{
 			{Op: sandbox.OpBind, Target: "/t\xff", Source: "/s", Access: sandbox.ReadOnly, Kind: sandbox.KindDir, Create: true, Pinned: true, Grant: true, Content: "c", Mode: 0o755, Size: 1 << 40, Why: "w"},
 		}},

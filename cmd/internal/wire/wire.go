@@ -26,9 +26,12 @@ type Spec struct {
 	// Sandboxed is false only where the operator said --no-sandbox.
 	Sandboxed bool           `json:"sandboxed"`
 	Policy    sandbox.Policy `json:"policy"`
-	// Argv and Env start the runtime; Env is the final list ("K=V"), secrets included.
+	// Argv and Env start the runtime. Env ("K=V") is what the boundary itself decides: the
+	// sandbox's first process shows it to whatever runs inside.
 	Argv []string `json:"argv"`
 	Env  []string `json:"env"`
+	// Given is what the operator set, for the runtime and for commands; it may hold secrets.
+	Given []string `json:"given,omitempty"`
 	// Dir is the runtime's working directory, as seen inside.
 	Dir string `json:"dir"`
 	// Socket is the agent socket the supervisor listens on.
@@ -258,8 +261,9 @@ type Launch struct {
 	// Bwrap is bubblewrap's path and Seccomp the filter for it.
 	Bwrap   string
 	Seccomp []byte
-	// PassFD keeps descriptor ExtraFD open for the program.
-	PassFD bool
+	// PassFD keeps descriptor ExtraFD open for the program, PassEnv descriptor EnvFD.
+	PassFD  bool
+	PassEnv bool
 	// Ports are listened on, in a gated network, where the kernel cannot lead all
 	// connections to one listener.
 	Ports []uint16
@@ -287,6 +291,9 @@ const (
 	// UserNSFD and NetNSFD are the namespaces of a sandbox, with Join.
 	UserNSFD = 7
 	NetNSFD  = 8
+	// EnvFD holds further environment for the program, with PassEnv: a sealed memfd with
+	// "K=V" and a NUL each. bubblewrap's own processes never read it.
+	EnvFD = 9
 )
 
 // ExitNoInner is how `agentconnect-guest inner` ends where no inner sandbox starts.
