@@ -33,6 +33,8 @@ type rule struct {
 	// miss in it may be made.
 	private bool
 	grant   bool
+	// channel marks the directory whose socket is there to be connected to.
+	channel bool
 	// keep mounts it also where the mount above shows it with the same access: the agent
 	// cannot rename a mount point, so what the operator named stays what it was.
 	keep bool
@@ -514,6 +516,22 @@ func (c *compiler) run() error {
 	}{{"/run/user", 0o755}, {"/run/user/" + uid, 0o700}, {"/run/agentconnect", 0o755}, {"/run/lock", 0o1777}, {"/proc", 0o555}, {"/dev", 0o755}} {
 		c.add(rule{target: d.path, op: OpDir, access: ReadWrite, kind: KindDir, mode: d.mode, why: "a fresh " + d.path})
 	}
+	for _, d := range []struct {
+		source, target, why string
+		channel             bool
+	}{
+		{c.p.ChannelDir, ChannelPath, "the socket of our helper inside", true},
+		{c.p.SecretsDir, SecretsPath, "the agent's secrets", false},
+	} {
+		if d.source == "" {
+			continue
+		}
+		if !filepath.IsAbs(d.source) || filepath.Clean(d.source) != d.source {
+			return fmt.Errorf("%s %q: not a clean absolute path", d.target, d.source)
+		}
+		// The supervisor makes the directory when it starts the agent; explain may come before.
+		c.add(rule{target: d.target, source: realOr(c.h, d.source), op: OpBind, access: ReadOnly, kind: KindDir, channel: d.channel, why: d.why})
+	}
 	if c.p.Read == ReadSystem {
 		c.add(rule{target: "/var/run", op: OpLink, access: ReadOnly, text: "/run", why: "a fresh /run"})
 		c.add(rule{target: "/var/lock", op: OpLink, access: ReadOnly, text: "/run/lock", why: "a fresh /run"})
@@ -554,7 +572,7 @@ func (c *compiler) sockets() error {
 			continue
 		}
 		for _, r := range sorted {
-			if r.op != OpBind || r.source == "" || r.private || !inside(real, r.source) {
+			if r.op != OpBind || r.source == "" || r.private || r.channel || !inside(real, r.source) {
 				continue
 			}
 			at := filepath.Join(r.target, strings.TrimPrefix(real, r.source))

@@ -75,8 +75,13 @@ type Policy struct {
 	// cannot be opened for writing, nor what holds them, nor anything in them at all.
 	Own []string `json:"own,omitempty"`
 	// Guest is the host path of agentconnect-guest; inside it is GuestPath.
-	Guest   string      `json:"guest"`
-	Network NetworkMode `json:"network"`
+	Guest string `json:"guest"`
+	// ChannelDir holds the socket by which the guest talks to the supervisor, SecretsDir the
+	// agent's secrets as files; read-only inside at ChannelPath and SecretsPath. The
+	// supervisor makes them; empty: not part of the view.
+	ChannelDir string      `json:"channelDir,omitempty"`
+	SecretsDir string      `json:"secretsDir,omitempty"`
+	Network    NetworkMode `json:"network"`
 	// Files are generated files below /etc or the home, read-only inside, in place of what
 	// lies there.
 	Files []File `json:"files,omitempty"`
@@ -121,8 +126,17 @@ type Seal struct {
 	Why    string
 }
 
-// GuestPath is where agentconnect-guest lies inside the boundary.
-const GuestPath = "/run/agentconnect/guest"
+// What of ours lies inside the boundary.
+const (
+	// GuestPath is agentconnect-guest.
+	GuestPath = "/run/agentconnect/guest"
+	// ChannelPath is the directory of ChannelSocket.
+	ChannelPath = "/run/agentconnect/channel"
+	// ChannelSocket is where the guest talks to the supervisor.
+	ChannelSocket = ChannelPath + "/socket"
+	// SecretsPath is the directory of the agent's secrets.
+	SecretsPath = "/run/agentconnect/secrets"
+)
 
 // How git control files in writable folders are kept from the agent.
 const (

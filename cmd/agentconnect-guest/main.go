@@ -10,6 +10,8 @@
 //	agentconnect-guest pty [--rows N] [--cols N] FD -- CMD…
 //	agentconnect-guest exec -- CMD…
 //	agentconnect-guest start FD -- CMD…
+//	agentconnect-guest git-credential get|store|erase
+//	agentconnect-guest gh ARG…
 //	agentconnect-guest version
 //
 // attack ends with 0 if everything was as the boundary promises, else 1; with
@@ -21,6 +23,9 @@
 // that the slave controls. So the operator's terminal never comes inside, and
 // nothing inside can type into it. The size comes from the flags, else from LINES and
 // COLUMNS. exec becomes CMD. For both, CMD not found: 127; not executable: 126.
+//
+// git-credential is a helper of git's that asks the supervisor; gh becomes gh with the
+// token of the repository that it works on. Both get an answer for assigned repositories.
 //
 // start becomes CMD with further environment, read from FD. bubblewrap's pid 1, whose
 // environment is open to everything inside, does not have it.
@@ -75,7 +80,7 @@ func usage(format string, args ...any) error {
 
 func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usage("which command? selftest, attack, check, inner, pty, exec or version")
+		return usage("which command? selftest, attack, check, inner, pty, exec, start, git-credential, gh or version")
 	}
 	name, args := args[0], args[1:]
 	switch name {
@@ -91,6 +96,10 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return pty(args, stderr)
 	case "exec":
 		return become(args)
+	case "git-credential":
+		return gitCredential(ctx, args, stdin, stdout, stderr)
+	case "gh":
+		return gh(ctx, args)
 	case "start":
 		return start(args)
 	case "version":
@@ -99,7 +108,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 	}
 	// Steps that the self-test gives to a process of its own.
 	if len(args) != 1 {
-		return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec and version", name)
+		return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh and version", name)
 	}
 	switch name {
 	case "try":
@@ -116,7 +125,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		selftest.Linger(ctx)
 		return nil
 	}
-	return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec and version", name)
+	return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh and version", name)
 }
 
 func version() string {

@@ -23,3 +23,7 @@ func inner(context.Context, []string) error {
 func start([]string) error {
 	return errors.New("start: works on Linux alone")
 }
+
+func gh(context.Context, []string) error {
+	return errors.New("gh: works on Linux alone")
+}

@@ -578,6 +578,11 @@ func (a *app) agentRemove() *cobra.Command {
 			if err := s.store.Remove(id, purge); err != nil {
 				return err
 			}
+			if purge {
+				if err := s.secrets().Purge(id); err != nil {
+					return err
+				}
+			}
 			s.tell(c.Context())
 			dir := s.store.Dirs(id).Agent
 			if purge {

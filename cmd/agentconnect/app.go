@@ -77,7 +77,7 @@ func (a *app) command() *cobra.Command {
 	})
 	root.AddCommand(
 		a.runCommand(), a.upCommand(), a.downCommand(), a.restartCommand(), a.statusCommand(),
-		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(), a.auditCommand(),
+		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(), a.secretCommand(), a.auditCommand(),
 		a.egressCommand(), a.forward(), a.runtimesCommand(), a.loginCommand(), a.configCommand(), a.versionCommand(), a.manCommand(),
 	)
 	return root
@@ -211,7 +211,8 @@ func (s *site) builder() *daemon.Builder {
 		set = programs.Set{Bwrap: programs.Bwrap, Guest: filepath.Join(programs.Libexec, "agentconnect-guest")}
 	}
 	return &daemon.Builder{Config: s.cfg, Store: s.store, Programs: set, Host: hostfacts.Host{},
-		Build: version.Version, Direct: true, Environ: s.a.environ}
+		Build: version.Version, Direct: true, Environ: s.a.environ,
+		RunDir: filepath.Dir(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))}
 }
 
 // tell makes a running daemon read its configuration again. That nobody runs is no

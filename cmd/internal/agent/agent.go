@@ -34,6 +34,8 @@ type Agent struct {
 	Limits    Limits            `json:"limits,omitzero"`
 	Env       map[string]string `json:"env,omitempty"`
 	ACP       ACP               `json:"acp,omitzero"`
+	// GitCredentials are the repositories whose credentials the agent may use.
+	GitCredentials []GitCredential `json:"gitCredentials,omitempty"`
 	// MCPServers and RuntimeOverrides are AgentConnect's, kept as they were written.
 	MCPServers       json.RawMessage `json:"mcpServers,omitempty"`
 	RuntimeOverrides json.RawMessage `json:"runtimeOverrides,omitempty"`
@@ -72,6 +74,16 @@ const (
 	CredentialsPrivate = "private" // its own, made inside
 	CredentialsSecret  = "secret"  // an agent's secret
 )
+
+// GitCredential says where the credentials for a repository come from: a secret of the
+// agent, or a command that runs outside the boundary. Exactly one of them is set.
+type GitCredential struct {
+	URL string `json:"url"` // https://HOST/OWNER/REPOSITORY, or https://HOST/OWNER/*
+	// Username goes with it; empty: what the source says, or x-access-token.
+	Username string   `json:"username,omitempty"`
+	Secret   string   `json:"secret,omitempty"`
+	Command  []string `json:"command,omitempty"`
+}
 
 // DefaultWorkspace is the workspace, relative to the agent directory, of an agent
 // that names none.

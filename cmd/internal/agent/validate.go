@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/gitcred"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -194,6 +195,9 @@ func (a *Agent) Validate() error {
 	}
 	a.Limits.validate(&p, "limits")
 	oneOf(&p, "acp.clientFiles", a.ACP.ClientFiles, "workspace")
+	for i, c := range a.GitCredentials {
+		c.validate(&p, fmt.Sprintf("gitCredentials[%d]", i))
+	}
 	if raw := a.MCPServers; len(raw) > 0 && raw[0] != '[' && raw[0] != '{' {
 		p.add("mcpServers: write a list")
 	}
@@ -212,6 +216,23 @@ func (a *Agent) Validate() error {
 		}
 	}
 	return p.err()
+}
+
+func (c GitCredential) validate(p *invalid, where string) {
+	if _, err := gitcred.ParseRule(c.URL); err != nil {
+		p.add("%s.url: %v", where, err)
+	}
+	text(p, where+".username", c.Username, 256)
+	text(p, where+".secret", c.Secret, 64)
+	switch {
+	case (c.Secret == "") == (len(c.Command) == 0):
+		p.add("%s: name a secret or a command, one of them", where)
+	case len(c.Command) > 0 && !filepath.IsAbs(c.Command[0]):
+		p.add("%s.command %q: write the program's absolute path; it runs outside the sandbox", where, c.Command[0])
+	}
+	for _, arg := range c.Command {
+		carried(p, where+".command", arg)
+	}
 }
 
 // validateEnv judges one variable. The value stays out of the message: it may be a secret.

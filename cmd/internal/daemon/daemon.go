@@ -25,6 +25,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/secret"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/units"
@@ -556,7 +557,8 @@ func (d *Daemon) builder() *Builder {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &Builder{Config: d.cfg, Store: d.store, Programs: d.o.Programs, Host: d.o.Host, Build: d.o.Build,
-		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf}
+		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf,
+		RunDir: d.run.Path, Secrets: secret.NewStore(d.cfg.Root, secret.Systemd{Program: secret.SystemdCreds})}
 }
 
 // spec builds the spec of a start now, or refuses it. Compiled: whether the plan is looked at.

@@ -91,15 +91,20 @@ const controlName = "control.sock"
 // Socket returns a path for a socket below the directory that fits a socket address;
 // a name too long gives way to its hash.
 func (r *runDir) Socket(name string) (string, error) {
-	path := filepath.Join(r.Path, name)
-	if len(path) > maxSocketPath {
-		sum := sha256.Sum256([]byte(name))
-		path = filepath.Join(r.Path, "h-"+hex.EncodeToString(sum[:8]))
-	}
-	if len(path) > maxSocketPath {
+	path := socketPath(r.Path, name)
+	if len(path) > maxSocketPath || len(guestSocket(path)) > maxSocketPath {
 		return "", fmt.Errorf("%s: too long for a socket address (%d bytes at most); set XDG_RUNTIME_DIR or choose a shorter --root", path, maxSocketPath)
 	}
 	return path, nil
+}
+
+func socketPath(dir, name string) string {
+	path := filepath.Join(dir, name)
+	if len(path) > maxSocketPath {
+		sum := sha256.Sum256([]byte(name))
+		path = filepath.Join(dir, "h-"+hex.EncodeToString(sum[:8]))
+	}
+	return path
 }
 
 // ownDir reports whether path is a directory of ours, no link, without the mode bits

@@ -20,6 +20,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/native"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
+	"agentconnect.md/sandbox/cmd/internal/secret"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 )
@@ -38,6 +39,10 @@ type Builder struct {
 	Environ []string
 	// Placed gives the secrets that came with an agent from a control plane; may be nil.
 	Placed func(id string) map[string]string
+	// RunDir is the directory of sockets; empty: what lies there is left out.
+	RunDir string
+	// Secrets are the agents'; nil: none.
+	Secrets *secret.Store
 }
 
 // Judge says whether the agent may run here at all, as far as its configuration goes.
@@ -184,6 +189,9 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 		}
 		p.Files = files
 	}
+	if b.RunDir != "" {
+		show(&p, insideDir(socketPath(b.RunDir, a.ID+".sock")))
+	}
 	homes, err := otherHomes(p.Home)
 	if err != nil {
 		return p, err
@@ -294,7 +302,21 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err != nil {
 		return nil, err
 	}
-	env, given, err := b.env(a, s, p)
+	inside := insideDir(socket)
+	show(&p, inside)
+	secrets, err := b.secrets(a)
+	if err != nil {
+		return nil, err
+	}
+	env, given, err := b.env(a, s, p, secrets)
+	if err != nil {
+		return nil, err
+	}
+	private, err := b.secretEnv(a, secrets)
+	if err != nil {
+		return nil, err
+	}
+	credentials, err := b.credentials(a)
 	if err != nil {
 		return nil, err
 	}
@@ -311,6 +333,10 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Argv:        s.argv,
 		Env:         env,
 		Given:       given,
+		SecretEnv:   private,
+		Inside:      inside,
+		Secrets:     wireSecrets(secrets),
+		Credentials: credentials,
 		Dir:         p.Workspace,
 		Socket:      socket,
 		Launcher:    b.Programs.Launcher,
@@ -381,7 +407,7 @@ var ours = []string{"HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR"}
 
 // env is the whole environment of a runtime, built from nothing: what the boundary
 // decides, and what the operator gave.
-func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) (fixed, given []string, err error) {
+func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy, secrets []secret.Secret) (fixed, given []string, err error) {
 	env := map[string]string{
 		"HOME": p.Home, "USER": p.User, "LOGNAME": p.User, "SHELL": shell(),
 		"PATH":   strings.Join(slices.Concat(s.install.PathDirs, systemPath), ":"),
@@ -417,8 +443,8 @@ func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy) (fixed, given [
 		return nil, nil, err
 	}
 	maps.Copy(more, extra)
-	if b.Placed != nil {
-		maps.Copy(more, b.Placed(a.ID))
+	if err := b.offer(a, p, secrets, env, more); err != nil {
+		return nil, nil, err
 	}
 	for _, k := range ours {
 		if v, set := more[k]; set && v != env[k] {

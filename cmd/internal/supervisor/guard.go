@@ -20,14 +20,10 @@ func (s *Supervisor) guardSeals() error {
 	if !s.spec.Sandboxed {
 		return nil
 	}
-	log, err := audit.New(s.spec.Policy.Root, s.spec.Agent, func(err error) { s.opts.Log.Error("the audit log cannot be written", "error", err) })
-	if err != nil {
-		s.opts.Log.Error("no audit log", "error", err)
-	}
-	s.audit = log
-	log.Add(audit.Record{Kind: audit.KindLife, Event: "start", Text: "started, git seals " + sandbox.GitSeals(s.spec.Policy.Nesting)})
+	s.audit.Add(audit.Record{Kind: audit.KindLife, Event: "start", Text: "started, git seals " + sandbox.GitSeals(s.spec.Policy.Nesting)})
+	var err error
 	s.guard, err = sealguard.New(sealguard.Options{
-		Log: s.opts.Log, Audit: log, Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Nesting: s.spec.Policy.Nesting,
+		Log: s.opts.Log, Audit: s.audit, Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Nesting: s.spec.Policy.Nesting,
 		Stop: func(why string) { s.ended.CompareAndSwap(nil, &why) },
 	})
 	return err

@@ -155,6 +155,14 @@ func (s *Supervisor) handle(ctx context.Context, conn *net.UnixConn) error {
 		return broker.Attach(ctx, conn, clientName(req.Client))
 	case wire.OpForward:
 		return s.forward(ctx, conn, req)
+	case wire.OpSecret:
+		if req.Secret == nil {
+			return writeLine(conn, wire.Reply{Version: wire.Version, Error: "no secret is named"})
+		}
+		if err := s.changeSecret(*req.Secret); err != nil {
+			return errors.Join(err, writeLine(conn, wire.Reply{Version: wire.Version, Error: err.Error()}))
+		}
+		return writeLine(conn, wire.Reply{Version: wire.Version, OK: true})
 	case wire.OpExec:
 		return s.exec(ctx, conn, req, files)
 	}

@@ -71,9 +71,12 @@ type Supervisor struct {
 	notes    []string
 	gateway  *egress.Gateway // nil in network modes none and host
 
-	guard *sealguard.Guard // nil without a boundary
-	audit *audit.Log
-	ended atomic.Pointer[string] // why the guard ended the agent
+	guard    *sealguard.Guard // nil without a boundary
+	audit    *audit.Log
+	ended    atomic.Pointer[string] // why the guard ended the agent
+	secretMu sync.Mutex             // guards secrets and their files
+	secrets  map[string]wire.Secret
+	commands chan struct{} // a seat for each credential command that runs
 
 	execDone chan struct{} // one token after each command
 	wg       sync.WaitGroup
@@ -100,7 +103,10 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 	if opts.Notify == nil {
 		opts.Notify = func(string) {}
 	}
-	return &Supervisor{spec: spec, opts: opts, execDone: make(chan struct{}, 1)}, nil
+	return &Supervisor{
+		spec: spec, opts: opts, execDone: make(chan struct{}, 1),
+		secrets: map[string]wire.Secret{}, commands: make(chan struct{}, maxCommands),
+	}, nil
 }
 
 // planError: the policy cannot be carried out here as things are.
@@ -138,6 +144,8 @@ func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 // gracefully. A nil error means that it ended well or was stopped. Whatever the error,
 // nothing of the agent runs when Run returns.
 func (s *Supervisor) Run(ctx context.Context) error {
+	s.openAudit()
+	defer s.audit.Close()
 	server, err := s.listen()
 	if err != nil {
 		return err
@@ -155,11 +163,23 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		server.Close()
 		return err
 	}
-	defer s.audit.Close()
 	defer s.guard.Close()
 	defer s.review()
 	defer s.wg.Wait()
 	defer server.Close()
+	// Taken away while the lock of the agent's socket is still held: the next supervisor
+	// makes its own.
+	defer s.removeInside()
+	if err := s.makeInside(); err != nil {
+		return err
+	}
+	guests, err := s.listenGuest()
+	if err != nil {
+		return err
+	}
+	serving, stopGuests := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopGuests()
+	s.serveGuests(serving, guests)
 	if s.spec.ExecOnly {
 		return s.runExecOnly(ctx, server)
 	}
@@ -225,7 +245,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 		argv = append([]string{sandbox.GuestPath, "inner", "--"}, argv...)
 	}
 	st := s.start(argv, s.spec.Env, s.spec.Dir)
-	st.Private = s.spec.Given
+	st.Private = slices.Concat(s.spec.Given, s.spec.SecretEnv)
 	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
 	process, err := s.run(ctx, st, Placement{})
 	if err != nil {

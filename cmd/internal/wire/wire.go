@@ -32,6 +32,15 @@ type Spec struct {
 	Env  []string `json:"env"`
 	// Given is what the operator set, for the runtime and for commands; it may hold secrets.
 	Given []string `json:"given,omitempty"`
+	// SecretEnv are secrets in the environment of the runtime alone.
+	SecretEnv []string `json:"secretEnv,omitempty"`
+	// Inside is the supervisor's own directory in the directory of sockets, for what it
+	// shows inside: Policy.ChannelDir and Policy.SecretsDir lie in it.
+	Inside string `json:"inside,omitempty"`
+	// Secrets are the agent's, with their values.
+	Secrets []Secret `json:"secrets,omitempty"`
+	// Credentials are the repositories whose credentials the agent may ask for.
+	Credentials []Credential `json:"credentials,omitempty"`
 	// Dir is the runtime's working directory, as seen inside.
 	Dir string `json:"dir"`
 	// Socket is the agent socket the supervisor listens on.
@@ -148,6 +157,24 @@ type Limits struct {
 	Asked []string `json:"asked,omitempty"`
 }
 
+// Secret is one secret of an agent.
+type Secret struct {
+	Name  string `json:"name"`
+	Value []byte `json:"value,omitempty"`
+	// File is its file, relative to the directory of secrets; empty: none inside.
+	File string `json:"file,omitempty"`
+}
+
+// Credential says where the credentials for a repository come from: a secret, or the
+// output of a command that runs outside the boundary.
+type Credential struct {
+	// URL is https://HOST/PATH; a last segment * stands for all repositories below.
+	URL      string   `json:"url"`
+	Username string   `json:"username,omitempty"`
+	Secret   string   `json:"secret,omitempty"`
+	Command  []string `json:"command,omitempty"`
+}
+
 // Duration is a time.Duration that reads and writes as Go's text form ("5s").
 type Duration time.Duration
 
@@ -178,6 +205,8 @@ type Request struct {
 	Env  []string `json:"env,omitempty"`
 	Dir  string   `json:"dir,omitempty"`
 	TTY  *WinSize `json:"tty,omitempty"`
+	// Secret is for OpSecret.
+	Secret *Secret `json:"secret,omitempty"`
 	// Port is for OpForward.
 	Port uint16 `json:"port,omitempty"`
 	// Egress is for OpEgress.
@@ -209,6 +238,9 @@ const (
 	// OpSpec, on the daemon's spec socket alone: the Reply carries the sealed spec of
 	// Agent as SCM_RIGHTS, or an error with the supervisor's exit code.
 	OpSpec = "spec"
+	// OpSecret gives the running agent a secret's new value, or without a value takes the
+	// secret away. Files change at once; the environment of what runs cannot.
+	OpSecret = "secret"
 	// OpStatus: the Reply carries Status; the connection then closes.
 	OpStatus = "status"
 	// OpEgress says a word about the network; the Reply carries Status.
