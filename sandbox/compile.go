@@ -139,6 +139,9 @@ func (c *compiler) check() error {
 		"home": c.p.Home, "root": c.p.Root, "agent directory": c.p.AgentDir, "private home": c.p.HomeDir,
 		"private tmp": c.p.TmpDir, "memory": c.p.MemoryDir, "guest program": c.p.Guest,
 	} {
+		if name == "memory" && path == "" {
+			continue // the agent has none
+		}
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) {
 			return fmt.Errorf("%s %q: not a clean absolute path", name, path)
 		}
@@ -402,10 +405,6 @@ func (c *compiler) own() error {
 	if err != nil {
 		return err
 	}
-	memory, err := ownDir(c.p, c.p.MemoryDir, c.h)
-	if err != nil {
-		return err
-	}
 	ws, err := CheckWorkspace(c.p, c.h)
 	if err != nil {
 		return err
@@ -415,7 +414,13 @@ func (c *compiler) own() error {
 	}
 	c.add(rule{target: "/tmp", source: tmp, op: OpBind, access: ReadWrite, kind: KindDir, private: true, why: "private tmp"})
 	c.add(rule{target: "/var/tmp", source: tmp, op: OpBind, access: ReadWrite, kind: KindDir, private: true, why: "private tmp"})
-	c.place(c.p.MemoryDir, memory, rule{access: ReadWrite, kind: KindDir, why: "memory"})
+	if c.p.MemoryDir != "" {
+		memory, err := ownDir(c.p, c.p.MemoryDir, c.h)
+		if err != nil {
+			return err
+		}
+		c.place(c.p.MemoryDir, memory, rule{access: ReadWrite, kind: KindDir, why: "memory"})
+	}
 	lexical := c.p.Workspace
 	if !filepath.IsAbs(lexical) {
 		lexical = filepath.Join(c.p.AgentDir, lexical)

@@ -255,6 +255,9 @@ func CheckWorkspace(p Policy, h Host) (string, error) {
 			return "", &RefusedError{Path: ws, Real: real, Reason: "it is the agent directory itself, which holds the agent's settings"}
 		}
 		for _, own := range []string{p.HomeDir, p.TmpDir, p.MemoryDir} {
+			if own == "" {
+				continue
+			}
 			if own = realOr(h, own); inside(real, own) || inside(own, real) {
 				return "", &RefusedError{Path: ws, Real: real, Reason: "it overlaps the agent's " + filepath.Base(own) + " directory"}
 			}

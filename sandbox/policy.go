@@ -63,7 +63,8 @@ type Policy struct {
 	AgentDir  string `json:"agentDir"`
 	HomeDir   string `json:"homeDir"`
 	TmpDir    string `json:"tmpDir"`
-	MemoryDir string `json:"memoryDir"`
+	// MemoryDir is the agent's memory; empty: not part of the view.
+	MemoryDir string `json:"memoryDir,omitempty"`
 	// Workspace is the agent's project folder, on the host and inside.
 	Workspace string   `json:"workspace"`
 	Read      ReadMode `json:"read"`

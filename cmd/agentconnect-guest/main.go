@@ -12,6 +12,7 @@
 //	agentconnect-guest start FD -- CMD…
 //	agentconnect-guest git-credential get|store|erase
 //	agentconnect-guest gh ARG…
+//	agentconnect-guest mcp NAME                          an MCP server outside, on stdin and stdout
 //	agentconnect-guest version
 //
 // attack ends with 0 if everything was as the boundary promises, else 1; with
@@ -80,7 +81,7 @@ func usage(format string, args ...any) error {
 
 func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usage("which command? selftest, attack, check, inner, pty, exec, start, git-credential, gh or version")
+		return usage("which command? selftest, attack, check, inner, pty, exec, start, git-credential, gh, mcp or version")
 	}
 	name, args := args[0], args[1:]
 	switch name {
@@ -98,6 +99,8 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return become(args)
 	case "git-credential":
 		return gitCredential(ctx, args, stdin, stdout, stderr)
+	case "mcp":
+		return mcpBridge(ctx, args, stdin, stdout)
 	case "gh":
 		return gh(ctx, args)
 	case "start":
@@ -108,7 +111,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 	}
 	// Steps that the self-test gives to a process of its own.
 	if len(args) != 1 {
-		return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh and version", name)
+		return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh, mcp and version", name)
 	}
 	switch name {
 	case "try":
@@ -125,7 +128,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		selftest.Linger(ctx)
 		return nil
 	}
-	return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh and version", name)
+	return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh, mcp and version", name)
 }
 
 func version() string {

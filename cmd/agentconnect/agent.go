@@ -19,6 +19,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
@@ -52,6 +53,8 @@ type settings struct {
 	memory, cpu        string
 	tasks              int
 	env                []string
+	memoryKind         string
+	gitCreds, tools    []string
 	removeWords        bool // of edit: a grant or a variable can be taken away
 }
 
@@ -82,6 +85,14 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 	f.StringVar(&s.cpu, "cpu", "", "CPU limit in percent of one CPU, such as 200%")
 	f.IntVar(&s.tasks, "tasks", 0, "limit of processes and threads")
 	f.StringArrayVar(&s.env, "env", nil, env)
+	f.StringVar(&s.memoryKind, "agent-memory", "", "managed (a directory of the agent's own, the default), native (the runtime's way) or none")
+	credential, server := "URL=SECRET: credentials for https://HOST/OWNER/REPOSITORY or …/* (repeat)", "`NAME` of an MCP server in config.json that the agent has (repeat)"
+	if edit {
+		credential += "; URL alone takes them away"
+		server += "; -NAME takes it away"
+	}
+	f.StringArrayVar(&s.gitCreds, "git-credential", nil, credential)
+	f.StringArrayVar(&s.tools, "mcp", nil, server)
 	return s
 }
 
@@ -163,6 +174,19 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 			return usage("--env %s: write K=V", k)
 		}
 	}
+	if given("agent-memory") {
+		ag.Memory = s.memoryKind
+	}
+	for _, word := range s.gitCreds {
+		if err := s.credential(word, ag); err != nil {
+			return usage("%v", err)
+		}
+	}
+	if given("mcp") {
+		if err := s.servers(ag); err != nil {
+			return usage("%v", err)
+		}
+	}
 	if given("read") {
 		ag.Read = sandbox.ReadMode(s.read)
 	}
@@ -228,6 +252,39 @@ func (s *settings) grant(home, word string, ag *agent.Agent) error {
 		return fmt.Errorf("--grant %s: the access %q is unknown; write PATH:ro or PATH:rw", word, access)
 	}
 	return nil
+}
+
+// credential reads URL=SECRET.
+func (s *settings) credential(word string, ag *agent.Agent) error {
+	address, name, ok := strings.Cut(word, "=")
+	if !ok && !s.removeWords {
+		return fmt.Errorf("--git-credential %s: write URL=SECRET, with a secret of the agent (`agentconnect secret set`)", word)
+	}
+	ag.GitCredentials = slices.DeleteFunc(slices.Clone(ag.GitCredentials), func(c agent.GitCredential) bool { return c.URL == address })
+	if ok {
+		ag.GitCredentials = append(ag.GitCredentials, agent.GitCredential{URL: address, Secret: name})
+	}
+	return nil
+}
+
+// servers puts names into the agent's list of MCP servers, or takes them out.
+func (s *settings) servers(ag *agent.Agent) error {
+	refs, err := mcp.Refs(ag.MCPServers)
+	if err != nil {
+		return fmt.Errorf("mcpServers of agent.json: %w", err)
+	}
+	for _, word := range s.tools {
+		name, away := strings.CutPrefix(word, "-")
+		if away && !s.removeWords {
+			return fmt.Errorf("--mcp %s: there is nothing to take away yet", word)
+		}
+		refs = slices.DeleteFunc(refs, func(r mcp.Ref) bool { return r.Name == name })
+		if !away {
+			refs = append(refs, mcp.Ref{Name: name})
+		}
+	}
+	ag.MCPServers, err = mcp.EncodeRefs(refs)
+	return err
 }
 
 // behindLinks is the path that path leads to now. That is what an agent gets: later nobody
@@ -422,6 +479,9 @@ func withoutSecrets(ag *agent.Agent) *agent.Agent {
 	c.Env = maps.Clone(ag.Env)
 	for k := range c.Env {
 		c.Env[k] = redacted
+	}
+	if len(c.MCPServers) > 0 {
+		c.MCPServers = mcp.Redact(c.MCPServers, redacted)
 	}
 	if len(c.RuntimeOverrides) > 0 {
 		c.RuntimeOverrides = json.RawMessage(`{"redacted":true}`)

@@ -58,6 +58,9 @@ type Options struct {
 	// is put into it before its client hears of it. Empty: the runtime's choice.
 	Mode string
 	Log  *slog.Logger
+	// Servers gives the MCP servers that every session has; may be nil. It must not call
+	// the broker.
+	Servers func() []Server
 	// OnChange is told the number of clients and sessions after each change, one
 	// call at a time. It must not call the broker.
 	OnChange func(clients, sessions int)
@@ -111,8 +114,9 @@ type Broker struct {
 type initState struct {
 	waiting []waiter // an initialize is with the runtime, and who wants its answer
 	open    bool
-	result  []byte // the cached answer
-	close   bool   // the runtime knows session/close
+	result  []byte          // the cached answer
+	close   bool            // the runtime knows session/close
+	mcp     map[string]bool // the kinds of MCP servers that it takes
 }
 
 type waiter struct {

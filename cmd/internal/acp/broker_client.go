@@ -324,6 +324,14 @@ func (c *client) call(f *Frame) {
 			return
 		}
 	}
+	var params []byte
+	if r.opens || r.loads {
+		var msg string
+		if params, msg = b.addServers(f); msg != "" {
+			c.refuse(f, CodeInvalidParams, method+": "+msg)
+			return
+		}
+	}
 	if f.Session == nil && (r.loads || r.needs || r.releases) {
 		c.refuse(f, CodeInvalidParams, method+": params.sessionId must be a string")
 		return
@@ -365,6 +373,12 @@ func (c *client) call(f *Frame) {
 	b.mu.Unlock()
 	if registered {
 		b.changed()
+	}
+	if params != nil {
+		frame := append([]byte(`{"jsonrpc":"2.0","id":`), upID...)
+		frame = append(quote(append(frame, `,"method":`...), method), `,"params":`...)
+		b.in.pushWait(runtimeMark, frame, params, []byte{'}'}, newline)
+		return
 	}
 	c.forward(f, f.ID, upID)
 }

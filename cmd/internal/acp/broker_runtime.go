@@ -192,6 +192,7 @@ func (b *Broker) initialized(f *Frame, ok bool) {
 	if ok {
 		b.init.result = answer
 		b.init.close = canClose(answer)
+		b.init.mcp = mcpCapabilities(answer)
 	}
 	b.mu.Unlock()
 	for _, w := range waiting {

@@ -85,6 +85,16 @@ type GitCredential struct {
 	Command  []string `json:"command,omitempty"`
 }
 
+// Kinds of memory.
+const (
+	// MemoryManaged is the agent's memory directory, which the runtime is told of; the default.
+	MemoryManaged = "managed"
+	// MemoryNative leaves it to the runtime, in its private home.
+	MemoryNative = "native"
+	// MemoryNone is neither.
+	MemoryNone = "none"
+)
+
 // DefaultWorkspace is the workspace, relative to the agent directory, of an agent
 // that names none.
 const DefaultWorkspace = "workspace"

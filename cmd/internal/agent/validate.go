@@ -17,6 +17,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/gitcred"
+	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -157,7 +158,7 @@ func (a *Agent) Validate() error {
 			p.add("workspace %q: a relative workspace stays inside the agent directory: no .. in it; for a folder elsewhere write its absolute path", w)
 		}
 	}
-	oneOf(&p, "memory", a.Memory, "managed", "native", "none")
+	oneOf(&p, "memory", a.Memory, MemoryManaged, MemoryNative, MemoryNone)
 	seen := map[string]sandbox.Access{}
 	for i, g := range a.Grants {
 		where := fmt.Sprintf("grants[%d]", i)
@@ -200,6 +201,8 @@ func (a *Agent) Validate() error {
 	}
 	if raw := a.MCPServers; len(raw) > 0 && raw[0] != '[' && raw[0] != '{' {
 		p.add("mcpServers: write a list")
+	} else if _, err := mcp.Refs(raw); err != nil {
+		p.add("mcpServers: %v", err)
 	}
 	if raw := a.RuntimeOverrides; len(raw) > 0 && raw[0] != '{' {
 		p.add("runtimeOverrides: write an object")

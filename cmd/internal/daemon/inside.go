@@ -196,3 +196,11 @@ func inDir(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
 }
+
+// memoryNotes says where an agent that is to have no memory may keep one all the same.
+func memoryNotes(a *agent.Agent, s start) []string {
+	if a.Memory != agent.MemoryNone || s.runtime.Internal || len(s.runtime.MemoryOff) > 0 {
+		return nil
+	}
+	return []string{"memory none: no switch is known by which this runtime keeps no memory of its own in its private home"}
+}

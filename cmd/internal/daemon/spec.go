@@ -131,7 +131,11 @@ func (b *Builder) Policy(a *agent.Agent) (sandbox.Policy, error) {
 	if err != nil {
 		return sandbox.Policy{}, err
 	}
-	return b.policy(a, s)
+	p, err := b.policy(a, s)
+	if err != nil {
+		return p, err
+	}
+	return p, b.exposeServers(a, &p)
 }
 
 // PolicyWithoutRuntime is the policy of an agent whose runtime may be missing: enough to
@@ -188,6 +192,9 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 			return p, refusedConfig(a, err)
 		}
 		p.Files = files
+	}
+	if a.Memory != "" && a.Memory != agent.MemoryManaged {
+		p.MemoryDir = ""
 	}
 	if b.RunDir != "" {
 		show(&p, insideDir(socketPath(b.RunDir, a.ID+".sock")))
@@ -316,6 +323,13 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := b.exposeServers(a, &p); err != nil {
+		return nil, err
+	}
+	servers, err := b.servers(a, p, secrets)
+	if err != nil {
+		return nil, err
+	}
 	credentials, err := b.credentials(a)
 	if err != nil {
 		return nil, err
@@ -337,6 +351,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Inside:      inside,
 		Secrets:     wireSecrets(secrets),
 		Credentials: credentials,
+		MCP:         servers,
 		Dir:         p.Workspace,
 		Socket:      socket,
 		Launcher:    b.Programs.Launcher,
@@ -350,6 +365,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Login:       string(login),
 		LoginHint:   b.loginHint(a, s.runtime),
 		Inner:       a.Sandboxed() && len(p.Files) > 0,
+		Notes:       memoryNotes(a, s),
 		StopGrace:   wire.Duration(b.Config.StopGrace),
 		KillGrace:   wire.Duration(b.Config.KillGrace),
 	}, nil
@@ -402,6 +418,9 @@ var systemPath = []string{"/usr/local/bin", "/usr/bin", "/bin", "/usr/local/game
 // says how text and time look, nothing that opens a door. LC_* come too.
 var passedOn = []string{"LANG", "LANGUAGE", "TZ"}
 
+// MemoryEnv names the agent's memory directory to whatever runs inside.
+const MemoryEnv = "AGENTCONNECT_MEMORY_DIR"
+
 // ours are the variables that the boundary decides; a configuration cannot set them.
 var ours = []string{"HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR"}
 
@@ -434,6 +453,9 @@ func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy, secrets []secre
 			}
 		}
 	}
+	if p.MemoryDir != "" {
+		env[MemoryEnv] = p.MemoryDir
+	}
 	more := maps.Clone(s.runtime.Env)
 	if more == nil {
 		more = map[string]string{}
@@ -443,6 +465,9 @@ func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy, secrets []secre
 		return nil, nil, err
 	}
 	maps.Copy(more, extra)
+	if a.Memory == agent.MemoryNone {
+		maps.Copy(more, s.runtime.MemoryOff)
+	}
 	if err := b.offer(a, p, secrets, env, more); err != nil {
 		return nil, nil, err
 	}
@@ -594,6 +619,9 @@ func (b *Builder) Check(a *agent.Agent) error {
 		}
 	}
 	if _, err := b.login(a, rt); err != nil {
+		return err
+	}
+	if _, err := b.serverDefs(a); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(a.Workspace) {

@@ -228,3 +228,29 @@ func TestSecretsAreRefusedWhereTheyMakeNoSense(t *testing.T) {
 	s.write(filepath.Join(dir, "V.json"), s.read(filepath.Join(dir, "T.json")))
 	s.fails(78, []string{"V.json", "secret \"T\""}, "agent", "start", "fay")
 }
+
+func TestMemoryIsADirectoryThatSurvivesRestarts(t *testing.T) {
+	s := newSite(t)
+	s.add("oda")
+	s.add("pia", "--agent-memory", "none")
+	s.start()
+	dir := filepath.Join(s.agentDir("oda"), "memory")
+	if env := s.ok("prompt", "oda", "env"); !strings.Contains(env, "AGENTCONNECT_MEMORY_DIR="+dir+"\n") {
+		t.Errorf("the runtime is not told of it: %s", env)
+	}
+	s.works("oda", `echo learnt > "$AGENTCONNECT_MEMORY_DIR/MEMORY.md"`)
+	s.ok("agent", "restart", "oda")
+	if got := s.works("oda", `cat "$AGENTCONNECT_MEMORY_DIR/MEMORY.md"`); got != "learnt\n" {
+		t.Errorf("after a restart: %q", got)
+	}
+	if got := s.read(filepath.Join(dir, "MEMORY.md")); got != "learnt\n" {
+		t.Errorf("on the host: %q", got)
+	}
+	other := filepath.Join(s.agentDir("pia"), "memory")
+	s.write(filepath.Join(other, "MEMORY.md"), "old\n")
+	s.refused("pia", "cat "+other+"/MEMORY.md")
+	s.refused("oda", "cat "+other+"/MEMORY.md")
+	if env := s.works("pia", "env"); strings.Contains(env, "MEMORY_DIR") {
+		t.Errorf("an agent without memory is told of one: %s", env)
+	}
+}

@@ -29,6 +29,9 @@ type Runtime struct {
 	Args []string
 	// Env is what the program needs in its environment besides the agent's own.
 	Env map[string]string
+	// MemoryOff is the environment by which it keeps no memory of its own; nil where no such
+	// switch is known.
+	MemoryOff map[string]string
 	// NPM is the package that brings the program; empty if it comes another way.
 	NPM string
 	// Version is the one of it that was tried: what `runtimes install` brings.

@@ -18,6 +18,7 @@ var table = []Runtime{
 		KeyEnv:      []string{"ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"},
 		Nesting:     true,
 		Inner:       InnerClaude,
+		MemoryOff:   map[string]string{"CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1"},
 		Install:     npm("claude-acp", "@agentclientprotocol/claude-agent-acp"),
 	},
 	{

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -68,6 +69,7 @@ type session struct {
 	CWD     string `json:"cwd"`
 	History []turn `json:"history"`
 	cancel  context.CancelFunc
+	servers json.RawMessage // the mcpServers that it was opened with
 }
 
 // turn is one prompt and what it was answered.
@@ -183,7 +185,8 @@ func (a *agent) call(m message) (any, error) {
 		return map[string]any{}, nil
 	case "session/new":
 		var p struct {
-			CWD string `json:"cwd"`
+			CWD     string          `json:"cwd"`
+			Servers json.RawMessage `json:"mcpServers"`
 		}
 		if err := decode(m.Params, &p); err != nil {
 			return nil, err
@@ -194,7 +197,7 @@ func (a *agent) call(m message) (any, error) {
 		id := fmt.Sprintf("selftest-%d-%d", os.Getpid(), time.Now().UnixNano())
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.sessions[id] = &session{CWD: p.CWD}
+		a.sessions[id] = &session{CWD: p.CWD, servers: p.Servers}
 		return map[string]any{"sessionId": id}, a.save(id)
 	case "session/load":
 		return a.load(m.Params)
@@ -228,8 +231,9 @@ func decode(params json.RawMessage, into any) error {
 // load takes a session from the state file and replays it.
 func (a *agent) load(params json.RawMessage) (any, error) {
 	var p struct {
-		SessionID string `json:"sessionId"`
-		CWD       string `json:"cwd"`
+		SessionID string          `json:"sessionId"`
+		CWD       string          `json:"cwd"`
+		Servers   json.RawMessage `json:"mcpServers"`
 	}
 	if err := decode(params, &p); err != nil {
 		return nil, err
@@ -245,6 +249,7 @@ func (a *agent) load(params json.RawMessage) (any, error) {
 	if filepath.IsAbs(p.CWD) {
 		s.CWD = p.CWD
 	}
+	s.servers = p.Servers
 	a.mu.Lock()
 	if old := a.sessions[p.SessionID]; old != nil {
 		s.cancel = old.cancel
@@ -430,7 +435,7 @@ func (t *turnWriter) say(text string) error {
 	return t.update(t.id, "agent_message_chunk", text)
 }
 
-const help = "attack [JSON], echo TEXT, permission TEXT, write REL TEXT, client-read PATH, client-write PATH TEXT, client-terminal CMD, big N, junk banner|escape|half|mb N, fork [TAG], exit N, crash SIG, sleep N, eat N, stderr TEXT, env, help"
+const help = "attack [JSON], echo TEXT, permission TEXT, write REL TEXT, client-read PATH, client-write PATH TEXT, client-terminal CMD, big N, junk banner|escape|half|mb N, fork [TAG], exit N, crash SIG, sleep N, eat N, stderr TEXT, env, servers, server NAME TEXT, help"
 
 // do carries one word out. An error is told to the client as the word's.
 func (t *turnWriter) do(ctx context.Context, word, rest string) error {
@@ -522,10 +527,63 @@ func (t *turnWriter) do(ctx context.Context, word, rest string) error {
 		env := os.Environ()
 		slices.Sort(env)
 		return t.say(strings.Join(env, "\n"))
+	case "servers":
+		return t.say(string(t.given()))
+	case "server":
+		name, text, _ := strings.Cut(rest, " ")
+		out, err := t.server(ctx, name, text)
+		if err != nil {
+			return err
+		}
+		return t.say(out)
 	case "help":
 		return t.say(help)
 	}
 	return t.say("This is AgentConnect's self-test agent. It knows these words: " + help)
+}
+
+// given are the mcpServers of the session.
+func (t *turnWriter) given() json.RawMessage {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.sessions[t.id]; s != nil && s.servers != nil {
+		return s.servers
+	}
+	return json.RawMessage("[]")
+}
+
+// server starts one of the session's servers on stdio as a runtime does, gives it one line,
+// ends its stdin and reads what it says.
+func (t *turnWriter) server(ctx context.Context, name, text string) (string, error) {
+	var list []struct {
+		Name    string   `json:"name"`
+		Command string   `json:"command"`
+		Args    []string `json:"args"`
+		Env     []struct {
+			Name  string `json:"name"`
+			Value string `json:"value"`
+		} `json:"env"`
+	}
+	if err := json.Unmarshal(t.given(), &list); err != nil {
+		return "", err
+	}
+	for _, s := range list {
+		if s.Name != name || s.Command == "" {
+			continue
+		}
+		cmd := exec.CommandContext(ctx, s.Command, s.Args...)
+		cmd.Env = os.Environ()
+		for _, e := range s.Env {
+			cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
+		}
+		cmd.Stdin = strings.NewReader(text + "\n")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Sprintf("server %s: %v: %s", name, err, out), nil
+		}
+		return string(out), nil
+	}
+	return "", fmt.Errorf("no server %q was given", name)
 }
 
 func number(s string, most int) (int, error) {

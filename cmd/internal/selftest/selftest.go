@@ -37,6 +37,8 @@
 //	eat N                    allocates and touches N MiB and keeps them; "ate N MiB"
 //	stderr TEXT              a line on stderr
 //	env                      the environment, sorted, one K=V per line
+//	servers                  the mcpServers that the session was opened with
+//	server NAME TEXT         starts that server, gives it TEXT as a line and the end of its stdin; what it says
 //	help                     these words
 //
 // A word that fails streams "WORD: error: WHY". Every other text gets an answer that names the words.

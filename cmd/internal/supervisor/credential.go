@@ -129,6 +129,7 @@ func (s *Supervisor) credentialCommand(ctx context.Context, argv []string, repo 
 	case <-ctx.Done():
 		return "", "", ctx.Err()
 	}
+	s.outside.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, credentialTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)

@@ -30,7 +30,7 @@ func (s *Supervisor) listenGuest() (*net.UnixListener, error) {
 	if s.spec.Inside == "" {
 		return nil, nil
 	}
-	path := filepath.Join(s.spec.Policy.ChannelDir, filepath.Base(sandbox.ChannelSocket))
+	path := s.channelSocket()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("guest socket: %w", err)
@@ -41,6 +41,11 @@ func (s *Supervisor) listenGuest() (*net.UnixListener, error) {
 		return nil, fmt.Errorf("guest socket: %w", err)
 	}
 	return l, nil
+}
+
+// channelSocket is the guest's socket on the host.
+func (s *Supervisor) channelSocket() string {
+	return filepath.Join(s.spec.Policy.ChannelDir, filepath.Base(sandbox.ChannelSocket))
 }
 
 // serveGuests answers from inside until ctx ends; it closes the listener then. The
@@ -100,6 +105,8 @@ func (s *Supervisor) guest(ctx context.Context, conn *net.UnixConn) error {
 	switch req.Op {
 	case wire.OpCredential:
 		err = s.credential(ctx, conn, *req.Credential)
+	case wire.OpMCP:
+		err = s.mcp(ctx, conn, req.Name)
 	default:
 		err = fmt.Errorf("unknown operation %q", req.Op)
 	}

@@ -26,10 +26,11 @@ func Harden() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// endOrphans ends what an agent without a boundary left behind: processes that left its
-// group and session came to us as the nearest subreaper. A sandbox leaves none.
+// endOrphans ends what an agent without a boundary, or a program of the operator's beside
+// it, left behind: processes that left its group and session came to us as the nearest
+// subreaper. A sandbox leaves none.
 func (s *Supervisor) endOrphans() {
-	if s.spec.Sandboxed {
+	if s.spec.Sandboxed && !s.outside.Load() {
 		return
 	}
 	for range 100 { // each round ends a generation

@@ -77,6 +77,8 @@ type Supervisor struct {
 	secretMu sync.Mutex             // guards secrets and their files
 	secrets  map[string]wire.Secret
 	commands chan struct{} // a seat for each credential command that runs
+	hosted   chan struct{} // a seat for each MCP server that runs outside
+	outside  atomic.Bool   // a program of the operator's ran outside any boundary
 
 	execDone chan struct{} // one token after each command
 	wg       sync.WaitGroup
@@ -105,7 +107,7 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 	}
 	return &Supervisor{
 		spec: spec, opts: opts, execDone: make(chan struct{}, 1),
-		secrets: map[string]wire.Secret{}, commands: make(chan struct{}, maxCommands),
+		secrets: map[string]wire.Secret{}, commands: make(chan struct{}, maxCommands), hosted: make(chan struct{}, maxHosted),
 	}, nil
 }
 
@@ -270,13 +272,14 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	broker := acp.NewBroker(acp.Options{
 		RuntimeIn: in.w, RuntimeOut: out.r, Paths: paths, ClientFiles: s.spec.ClientFiles,
 		Sandboxed: s.spec.Sandboxed, Mode: s.spec.Mode, Log: s.opts.Log, OnChange: s.counts,
+		Servers: s.servers,
 	})
 	s.mu.Lock()
 	s.process, s.broker, s.since = process, broker, time.Now()
 	if s.plan != nil {
 		s.notes = append(s.notes, s.plan.Notes...)
 	}
-	s.notes = append(s.notes, weaknesses(s.spec)...)
+	s.notes = append(append(s.notes, weaknesses(s.spec)...), s.spec.Notes...)
 	if n := process.Network; n != nil && !n.Redirected {
 		s.notes = append(s.notes, fmt.Sprintf("%s: connections go out to ports %s alone, all others are refused", n.Weaker, portList(st.Ports)))
 	}

@@ -41,6 +41,10 @@ type Spec struct {
 	Secrets []Secret `json:"secrets,omitempty"`
 	// Credentials are the repositories whose credentials the agent may ask for.
 	Credentials []Credential `json:"credentials,omitempty"`
+	// Notes are things that an operator should know, for status.
+	Notes []string `json:"notes,omitempty"`
+	// MCP are the agent's MCP servers.
+	MCP []MCPServer `json:"mcp,omitempty"`
 	// Dir is the runtime's working directory, as seen inside.
 	Dir string `json:"dir"`
 	// Socket is the agent socket the supervisor listens on.
@@ -173,6 +177,29 @@ type Credential struct {
 	Username string   `json:"username,omitempty"`
 	Secret   string   `json:"secret,omitempty"`
 	Command  []string `json:"command,omitempty"`
+}
+
+// MCPServer is one MCP server of an agent.
+type MCPServer struct {
+	Name string `json:"name"`
+	// Transport is stdio, with Argv and Env, or http or sse, with URL and Headers.
+	Transport string   `json:"transport"`
+	Argv      []string `json:"argv,omitempty"`
+	Env       []Var    `json:"env,omitempty"`
+	URL       string   `json:"url,omitempty"`
+	Headers   []Var    `json:"headers,omitempty"`
+	// Host runs it outside the agent's boundary; with a Policy in a boundary of its own,
+	// whose environment is BaseEnv and Env.
+	Host    bool            `json:"host,omitempty"`
+	Policy  *sandbox.Policy `json:"policy,omitempty"`
+	BaseEnv []string        `json:"baseEnv,omitempty"`
+}
+
+// Var is a variable or a header: a value, or the name of the secret that holds it.
+type Var struct {
+	Name   string `json:"name"`
+	Value  string `json:"value,omitempty"`
+	Secret string `json:"secret,omitempty"`
 }
 
 // Duration is a time.Duration that reads and writes as Go's text form ("5s").
