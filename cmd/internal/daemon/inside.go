@@ -10,10 +10,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
@@ -203,4 +206,23 @@ func memoryNotes(a *agent.Agent, s start) []string {
 		return nil
 	}
 	return []string{"memory none: no switch is known by which this runtime keeps no memory of its own in its private home"}
+}
+
+// clearInside takes away what a supervisor that was killed showed inside: it holds secrets.
+// One that still runs holds the lock of its socket.
+func clearInside(spec *wire.Spec) {
+	if spec.Inside == "" {
+		return
+	}
+	lock, err := os.OpenFile(spec.Socket+".lock", os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return // it ended in order and took everything along
+	}
+	if err != nil {
+		return
+	}
+	defer lock.Close()
+	if flock(lock) == nil {
+		_ = os.RemoveAll(spec.Inside) // the next start makes it anew in any case
+	}
 }
