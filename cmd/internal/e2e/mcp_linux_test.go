@@ -146,6 +146,9 @@ func TestServersThatCannotBe(t *testing.T) {
 		`{"a": {"command": "/bin/cat", "host": true, "sandbox": true, "network": "open-ish"}}`: {`["a"]`, "none or host"},
 	} {
 		s.tools(config, "max", want.list)
+		if err := s.client().Reload(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		if r := s.run("agent", "start", "max"); r.code != 78 || !strings.Contains(r.err, want.word) {
 			t.Errorf("%s %s: exit %d: %s", config, want.list, r.code, r.err)
 		}
