@@ -161,7 +161,7 @@ func TestServersOutsideEndWithTheAgent(t *testing.T) {
 	server := s.write("servers/stays", `#!/bin/sh
 trap '' TERM HUP
 echo $$ > `+marks+`/direct
-setsid sh -c 'echo $$ > `+marks+`/away; trap "" TERM HUP; sleep 600 & wait; sleep 600' < /dev/null > /dev/null 2>&1 &
+( setsid sh -c 'echo $$ > `+marks+`/away; trap "" TERM HUP; sleep 600 & wait; sleep 600' < /dev/null > /dev/null 2>&1 & )
 while :; do sleep 600; done
 `)
 	s.executable(server)
