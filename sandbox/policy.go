@@ -60,9 +60,9 @@ type Policy struct {
 	// Root is AgentConnect's ROOT. Hidden, but for AgentDir's parts named below.
 	Root string `json:"root"`
 	// AgentDir is ROOT/agents/ID and holds home, memory, tmp and mostly workspace.
-	AgentDir  string `json:"agentDir"`
-	HomeDir   string `json:"homeDir"`
-	TmpDir    string `json:"tmpDir"`
+	AgentDir string `json:"agentDir"`
+	HomeDir  string `json:"homeDir"`
+	TmpDir   string `json:"tmpDir"`
 	// MemoryDir is the agent's memory; empty: not part of the view.
 	MemoryDir string `json:"memoryDir,omitempty"`
 	// Workspace is the agent's project folder, on the host and inside.

@@ -23,9 +23,6 @@ import (
 	"agentconnect.md/sandbox/sandbox"
 )
 
-// execKillGrace is how long a command may take to end after SIGTERM.
-const execKillGrace = 3 * time.Second
-
 // exec serves one OpExec to its end.
 func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Request, files []*os.File) error {
 	refuse := func(format string, args ...any) error {

@@ -11,6 +11,10 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/launch"
 )
 
+// execKillGrace is how long a command or a server beside the runtime may take to end
+// after SIGTERM.
+const execKillGrace = 3 * time.Second
+
 // Placement says what is placed.
 type Placement struct {
 	// Exec numbers a command beside the runtime; 0 is the runtime.
