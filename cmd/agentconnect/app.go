@@ -212,7 +212,7 @@ func (s *site) builder() *daemon.Builder {
 	}
 	return &daemon.Builder{Config: s.cfg, Store: s.store, Programs: set, Host: hostfacts.Host{},
 		Build: version.Version, Direct: true, Environ: s.a.environ,
-		RunDir: filepath.Dir(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))}
+		Secrets: s.secrets(), RunDir: filepath.Dir(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))}
 }
 
 // tell makes a running daemon read its configuration again. That nobody runs is no

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/logins"
@@ -17,7 +18,15 @@ var loginKinds = map[runtimes.Inner]logins.Kind{runtimes.InnerClaude: logins.Cla
 func (b *Builder) login(a *agent.Agent, rt runtimes.Runtime) (logins.Kind, error) {
 	switch a.Credentials {
 	case agent.CredentialsSecret:
-		return "", refusedConfig(a, fmt.Errorf("credentials secret: not yet available in this version; use --credentials host or private"))
+		switch held, err := b.keySecret(a, rt); {
+		case err != nil:
+			return "", refusedConfig(a, err)
+		case len(rt.KeyEnv) == 0:
+			return "", refusedConfig(a, fmt.Errorf("credentials secret: the variable of this runtime's key is not known; set a secret with --env VARIABLE and use --credentials private"))
+		case !held && b.Secrets != nil:
+			return "", refusedConfig(a, fmt.Errorf("credentials secret: no secret holds the runtime's key; run `agentconnect secret set %s KEY --env %s`, with the key on stdin", a.ID, rt.KeyEnv[0]))
+		}
+		return "", nil
 	case agent.CredentialsHost:
 	default:
 		return "", nil
@@ -30,6 +39,25 @@ func (b *Builder) login(a *agent.Agent, rt runtimes.Runtime) (logins.Kind, error
 		return "", refusedConfig(a, fmt.Errorf("credentials host: only the logins of Claude Code and Codex can be carried over; log in inside (`agentconnect agent shell %s`) or give a key with --env", a.ID))
 	}
 	return kind, nil
+}
+
+// keySecret reports whether a secret of the agent is the runtime's key.
+func (b *Builder) keySecret(a *agent.Agent, rt runtimes.Runtime) (bool, error) {
+	if b.Secrets == nil {
+		return false, nil
+	}
+	list, err := b.Secrets.List(a.ID)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range list {
+		for _, v := range s.Env {
+			if slices.Contains(rt.KeyEnv, v) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }
 
 // LoginHint says that the agent's runtime is not logged in, as far as files and variables tell,
@@ -55,6 +83,9 @@ func (b *Builder) loginHint(a *agent.Agent, rt runtimes.Runtime) string {
 			return ""
 		}
 	}
+	if held, err := b.keySecret(a, rt); held || err != nil {
+		return ""
+	}
 	home := b.Config.Home
 	if a.Sandboxed() && a.Credentials != agent.CredentialsHost {
 		home = b.Store.Dirs(a.ID).Home
@@ -72,7 +103,7 @@ func (b *Builder) loginHint(a *agent.Agent, rt runtimes.Runtime) string {
 		how += ", or share your own login with `agentconnect agent edit " + a.ID + " --credentials host`"
 	}
 	if len(rt.KeyEnv) > 0 {
-		how += ", or give a key with --env " + rt.KeyEnv[0] + "=…"
+		how += ", or give a key with `agentconnect secret set " + a.ID + " KEY --env " + rt.KeyEnv[0] + "`"
 	}
 	return fmt.Sprintf("%s is not logged in: %s", rt.Title, how)
 }

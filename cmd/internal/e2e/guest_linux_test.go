@@ -254,3 +254,25 @@ func TestMemoryIsADirectoryThatSurvivesRestarts(t *testing.T) {
 		t.Errorf("an agent without memory is told of one: %s", env)
 	}
 }
+
+func TestARuntimesKeyComesFromASecret(t *testing.T) {
+	s := newSite(t)
+	path := s.write("runtimes/fake", "#!/bin/sh\necho \"key=$OPENAI_API_KEY\" > seen\nexec /run/agentconnect/guest selftest\n")
+	s.executable(path)
+	s.write(filepath.Join(s.root, "config.json"), `{"runtimes": {"codex-acp": {"command": "`+path+`"}}}`)
+	s.ok("agent", "add", "sue", "--runtime", "codex-acp", "--nesting", "off")
+	s.start()
+	s.ok("secret", "list", "sue")
+	if r := s.run("agent", "edit", "sue", "--credentials", "secret"); r.code != 78 || !strings.Contains(r.err, "secret set sue KEY --env") {
+		t.Errorf("without the secret: exit %d: %s", r.code, r.err)
+	}
+	s.secret("sk-canary-8", "sue", "KEY", "--env", "OPENAI_API_KEY")
+	s.ok("agent", "edit", "sue", "--credentials", "secret")
+	s.ok("prompt", "sue", "echo hello")
+	if got := s.read(filepath.Join(s.workspace("sue"), "seen")); got != "key=sk-canary-8\n" {
+		t.Errorf("the runtime has %q", got)
+	}
+	if show := s.ok("agent", "show", "sue"); strings.Contains(show, "not logged in") || strings.Contains(show, "canary") {
+		t.Errorf("show: %s", show)
+	}
+}
