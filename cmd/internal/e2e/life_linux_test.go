@@ -188,6 +188,8 @@ func TestSupervisorOrBwrapKilledLeavesNothingAndTheAgentComesBack(t *testing.T) 
 			if left := mentioning(s.base + "/tag"); len(left) > 0 {
 				t.Errorf("left running: %v", left)
 			}
+			// The daemon may hear of the end only after all of it is gone.
+			s.until("the daemon has restarted it", func() bool { return s.agent("alice").Restarts > 0 })
 			if st := s.untilState("alice", control.StateRunning); st.Restarts != 1 || st.PID == victim.pid {
 				t.Errorf("%+v", st)
 			}
