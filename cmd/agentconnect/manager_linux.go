@@ -5,7 +5,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -141,18 +140,14 @@ func unitProber(conn *dbusctl.Conn, root string) daemon.Prober {
 		if err != nil && !errors.As(err, &job) {
 			return failed(err)
 		}
-		b, rerr := os.ReadFile(daemon.ProbeFile(root))
+		result, rerr := daemon.ReadProbe(root)
 		if rerr != nil {
 			return failed(errors.Join(err, rerr))
-		}
-		var result control.Probe
-		if jerr := json.Unmarshal(b, &result); jerr != nil {
-			return failed(errors.Join(err, jerr))
 		}
 		if result.OK && err != nil {
 			return failed(err)
 		}
-		return result
+		return *result
 	}
 }
 

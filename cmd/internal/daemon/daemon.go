@@ -100,6 +100,7 @@ type Daemon struct {
 
 	probing sync.Mutex      // one probe at a time
 	probed  chan struct{}   // closed when the first one is done
+	passed  chan struct{}   // holds one: a probe by others passed
 	loading sync.Mutex      // one reload at a time
 	life    context.Context //nolint:containedctx // of the daemon; set once it may connect, under loading
 
@@ -166,7 +167,7 @@ func Run(ctx context.Context, o Options) error {
 	defer cancel(nil)
 	d := &Daemon{
 		o: o, log: log, store: agent.NewStore(root), run: run, since: time.Now(),
-		shutdown: cancel, down: make(chan struct{}), probed: make(chan struct{}),
+		shutdown: cancel, down: make(chan struct{}), probed: make(chan struct{}), passed: make(chan struct{}, 1),
 		cfg: o.Config, records: map[string]*record{},
 	}
 	logs := &agentLogs{dir: filepath.Join(root, "logs", "agents"), files: map[string]*logFile{}}
@@ -322,6 +323,9 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 		case err := <-served:
 			d.shutdown(fmt.Errorf("control socket: %w", err))
 			served <- err
+		case <-d.passed:
+			d.remote.probeChanged()
+			d.recover("the probe passed")
 		case <-d.o.Reloads:
 			_ = d.reload("signal") // status shows it
 		case <-watch.Changes():
@@ -351,6 +355,10 @@ type adopter interface {
 	// Adopt takes over what runs and names it; it names what is known but does not run, too.
 	Adopt(ctx context.Context) (running, stopped []string, err error)
 }
+
+// preparer is a Supervision by which others can start an agent, too. Prepare makes what they
+// start it with, for a sandboxed agent that the probe keeps from running.
+type preparer interface{ Prepare(id string) }
 
 // adopt takes over the agents that outlived the last daemon, and stops those that the
 // configuration no longer allows.
@@ -540,6 +548,9 @@ func (d *Daemon) gate(a *agent.Agent) error {
 	d.mu.Lock()
 	p := d.probe
 	d.mu.Unlock()
+	if p != nil && !p.OK {
+		p = d.probedSince(p)
+	}
 	if p == nil || !p.OK {
 		text := "the probe has not run; run `agentconnect probe`"
 		if p != nil {
@@ -551,6 +562,29 @@ func (d *Daemon) gate(a *agent.Agent) error {
 		return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: the sandbox cannot start: %v; install bubblewrap (`sudo apt-get install bubblewrap`), then run `agentconnect probe`", a.ID, err)}
 	}
 	return nil
+}
+
+// probedSince gives the result of a probe that passed after old, where the probe's unit was
+// started or reloaded by others: whoever starts an agent starts it. It gives old without one.
+func (d *Daemon) probedSince(old *control.Probe) *control.Probe {
+	if d.sup.Name() == "direct" {
+		return old
+	}
+	p, err := ReadProbe(d.config().Root)
+	if err != nil || !p.OK || !p.At.After(old.At) {
+		return old
+	}
+	d.mu.Lock()
+	if d.probe == old {
+		d.probe = p
+	}
+	d.mu.Unlock()
+	d.log.Info("the probe has passed since", "at", p.At)
+	select {
+	case d.passed <- struct{}{}:
+	default: // one word is enough
+	}
+	return p
 }
 
 func (d *Daemon) builder() *Builder {
@@ -691,6 +725,9 @@ func (d *Daemon) startLocked(id string, r *record, again bool) (Pending, error) 
 	spec, err := d.agentSpec(r, a, d.sup.Name() == "direct", true)
 	if err != nil {
 		d.refuse(id, r, err)
+		if sup, ok := d.sup.(preparer); ok && a.Sandboxed() && Code(err) == exitRefused {
+			sup.Prepare(id)
+		}
 		return nil, err
 	}
 	if again {

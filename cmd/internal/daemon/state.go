@@ -189,3 +189,16 @@ func WriteProbe(root string, p *control.Probe) error {
 	}
 	return atomicfile.Write(ProbeFile(root), append(b, '\n'), 0o600)
 }
+
+// ReadProbe reads the last result of the probe's unit.
+func ReadProbe(root string) (*control.Probe, error) {
+	b, err := readState(ProbeFile(root))
+	if err != nil {
+		return nil, err
+	}
+	var p control.Probe
+	if err := json.Unmarshal(b, &p); err != nil {
+		return nil, fmt.Errorf("%s: %w", ProbeFile(root), err)
+	}
+	return &p, nil
+}

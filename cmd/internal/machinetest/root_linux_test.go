@@ -164,6 +164,61 @@ func TestRootFailedProbeUnitIsAFailedDependency(t *testing.T) {
 	m.works("alice")
 }
 
+// A session that begins with a failed probe: the manager knows the agents and says why they
+// do not run, nothing of them has run, and what was wanted comes by itself afterwards.
+func TestRootAgentsAreKnownAfterABootWithAFailedProbe(t *testing.T) {
+	m := newRootMachine(t)
+	broken, whole := m.breakable()
+	m.up()
+	ids := []string{"alice", "bob"}
+	for _, id := range ids {
+		m.add(id)
+		m.start(id)
+	}
+	boot := func() {
+		t.Helper()
+		m.endSession("systemctl", "stop", "user@1000.service")
+		broken()
+		m.beginSession()
+		m.until("the daemon is up", func() bool { return m.status().State == control.StateRunning })
+	}
+	refused := func() {
+		t.Helper()
+		for _, id := range ids {
+			m.until(id+" is refused, and known", func() bool {
+				a := m.agent(id)
+				return a.State == control.StateRefused && strings.Contains(a.Reason, "bwrap-missing") && m.show(service(id), "LoadState") == "loaded"
+			})
+			m.fails(m.ctl("start", "agent@"+id), 1, "dependency")
+			m.fails(m.ctl("status", "--no-pager", "agent@"+id), 3, "AgentConnect agent "+id)
+			if at := m.show(service(id), "ExecMainStartTimestampMonotonic"); at != "0" {
+				t.Errorf("a process of %s was started at %s µs", id, at)
+			}
+			m.gone(id)
+		}
+		if w := m.wanted(); !slices.Equal(w, ids) {
+			t.Errorf("wanted: %q", w)
+		}
+	}
+	boot()
+	m.logged("Dependency failed for agent@alice.service")
+	refused()
+	m.mustAC("restart")
+	refused()
+	whole()
+	// Whoever starts one has the probe run again, and its success starts the others.
+	m.mustCTL("start", "agent@alice")
+	m.works("alice")
+	m.works("bob")
+
+	boot()
+	refused()
+	whole()
+	m.mustAC("probe")
+	m.works("alice")
+	m.works("bob")
+}
+
 func TestRootRequiredModeDoesNotComeUp(t *testing.T) {
 	m := newRootMachine(t)
 	broken, whole := m.breakable()
@@ -182,11 +237,14 @@ func TestRootRequiredModeDoesNotComeUp(t *testing.T) {
 	m.add("alice")
 	m.start("alice")
 	m.works("alice")
-	// A reboot into a broken sandbox: nothing of the agent runs, nothing loops.
+	// A reboot into a broken sandbox: nothing of the agent runs, nothing loops, no unit is made.
 	m.mustAC("down")
 	broken()
 	m.fails(m.ctl("start", "agentconnect.service"), 1)
 	m.gone("alice")
+	if left := m.units(); len(left) > 0 {
+		t.Errorf("units: %q", left)
+	}
 	whole()
 	m.up()
 	m.works("alice")

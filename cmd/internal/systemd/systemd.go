@@ -177,6 +177,18 @@ func (s *Supervision) Start(id string, spec *wire.Spec) daemon.Pending {
 	})
 }
 
+// Prepare makes the units of an agent that the probe keeps from running, so that the manager
+// knows it: its start needs the probe's unit, and fails with that. One that the manager
+// knows already stays as it is.
+func (s *Supervision) Prepare(id string) {
+	if s.State(id).State != "" {
+		return
+	}
+	s.wish(id, true, true, func(ctx context.Context) error {
+		return s.create(ctx, id, &wire.Spec{Agent: id, Sandboxed: true})
+	})
+}
+
 // Restart wishes a fresh start, with units made anew.
 func (s *Supervision) Restart(id string, spec *wire.Spec) daemon.Pending {
 	return s.wish(id, true, false, func(ctx context.Context) error { return s.create(ctx, id, spec) })
