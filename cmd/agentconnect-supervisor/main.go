@@ -19,9 +19,11 @@ import (
 	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"agentconnect.md/sandbox/cmd/internal/stops"
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -103,6 +105,9 @@ func run() int {
 	default:
 		return fail(exitBadSpec, fmt.Errorf("sealed spec: %w; agentconnect-supervisor is started by the daemon or by systemd, not by hand", err))
 	}
+	if opts.Placer != nil {
+		defer rememberStop(ctx, log, spec, os.Args[2])()
+	}
 	if err := probed(spec); err != nil {
 		return fail(exitUnavailable, err)
 	}
@@ -172,6 +177,36 @@ func managedSpec(ctx context.Context, log *slog.Logger, id, socket string) (*wir
 		return nil, fmt.Errorf("it is of agent %s, not %s", spec.Agent, id)
 	}
 	return spec, nil
+}
+
+// stopTime bounds how long it is found out who stops the agent. It goes on beside the stop.
+const stopTime = 500 * time.Millisecond
+
+// rememberStop watches for the agent's stop. Where no daemon sees it, it is written down for
+// the next one, unless the session ends: then what was wanted is to come back, and so it is
+// where that is not known. The function it returns waits until that is done.
+func rememberStop(ctx context.Context, log *slog.Logger, spec *wire.Spec, socket string) (wait func()) {
+	root := spec.Policy.Root
+	if err := stops.Drop(root, spec.Agent); err != nil {
+		log.Warn("an old stop stays remembered", "error", err)
+	}
+	done := make(chan struct{})
+	forget := context.AfterFunc(ctx, func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.Background(), stopTime)
+		defer cancel()
+		if supervisor.SayStopped(ctx, socket, spec.Agent) || sessionEnds(ctx) {
+			return
+		}
+		if err := stops.Add(root, spec.Agent); err != nil {
+			log.Warn("the stop is not remembered", "error", err)
+		}
+	})
+	return func() {
+		if !forget() {
+			<-done
+		}
+	}
 }
 
 // startMemory is for how much memory garbage is collected during a start, in bytes.

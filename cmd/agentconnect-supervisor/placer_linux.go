@@ -90,6 +90,17 @@ func forgive(id string) {
 	_ = conn.ResetFailed(ctx, units.ServiceName(id)) // as above
 }
 
+// sessionEnds reports whether the manager is going down. One that does not say counts as such.
+func sessionEnds(ctx context.Context) bool {
+	conn, err := connect(ctx)
+	if err != nil {
+		return true
+	}
+	defer conn.Close()
+	down, err := conn.Stopping(ctx)
+	return down || err != nil
+}
+
 // bus is a connection as package scope wants it.
 type bus struct{ *dbusctl.Conn }
 

@@ -133,7 +133,7 @@ func (a *app) downCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			byUnit, err := a.downUnit(c.Context())
+			byUnit, err := a.downUnit(c.Context(), s.cfg.Root)
 			if err == nil && !byUnit {
 				err = s.client().Shutdown(c.Context())
 			}

@@ -18,6 +18,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/stops"
 	"agentconnect.md/sandbox/cmd/internal/systemd"
 	"agentconnect.md/sandbox/dbusctl"
 	"agentconnect.md/sandbox/units"
@@ -235,7 +236,7 @@ func (a *app) startUnit(ctx context.Context, conn *dbusctl.Conn, start func(cont
 
 // downUnit stops the daemon and all agents, where the manager keeps them. It reports
 // false where the daemon is not the manager's.
-func (a *app) downUnit(ctx context.Context) (bool, error) {
+func (a *app) downUnit(ctx context.Context, root string) (bool, error) {
 	conn, err := a.connect(ctx)
 	if err != nil {
 		return false, nil // without a manager the daemon is asked itself
@@ -252,10 +253,18 @@ func (a *app) downUnit(ctx context.Context) (bool, error) {
 	if err := conn.Stop(ctx, units.Daemon, dbusctl.Replace); err != nil {
 		return true, err
 	}
-	if err := conn.Stop(ctx, units.Root, dbusctl.Replace); err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
-		return true, err
+	err = conn.Stop(ctx, units.Root, dbusctl.Replace)
+	if errors.Is(err, dbusctl.ErrNoSuchUnit) {
+		err = nil
 	}
-	return true, nil
+	// Nor the next one: what runs now is to come back with it. A stop that somebody else made
+	// before was taken over by the daemon that ran until now.
+	ids, lerr := stops.List(root)
+	err = errors.Join(err, lerr)
+	for _, id := range ids {
+		err = errors.Join(err, stops.Drop(root, id))
+	}
+	return true, err
 }
 
 // restartUnit restarts the daemon's unit; agents go on.

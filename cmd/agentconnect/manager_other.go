@@ -30,7 +30,7 @@ func (a *app) up(context.Context) error { return errNoManager }
 
 func (a *app) linger(context.Context) error { return errNoManager }
 
-func (a *app) downUnit(context.Context) (bool, error) { return false, nil }
+func (a *app) downUnit(context.Context, string) (bool, error) { return false, nil }
 
 func (a *app) restartUnit(context.Context) error { return errNoManager }
 

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/accounting"
@@ -26,6 +27,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/secret"
+	"agentconnect.md/sandbox/cmd/internal/stops"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/units"
@@ -103,6 +105,8 @@ type Daemon struct {
 	passed  chan struct{}   // holds one: a probe by others passed
 	loading sync.Mutex      // one reload at a time
 	life    context.Context //nolint:containedctx // of the daemon; set once it may connect, under loading
+
+	watching atomic.Bool // what runs is taken over, and stops by hand are noticed
 
 	mu        sync.Mutex
 	cfg       *config.Config
@@ -233,6 +237,26 @@ func (d *Daemon) startedByHand(id string) {
 	}
 }
 
+// takeStops takes over the stops that were seen by nobody but the agents' supervisors. A
+// supervisor that was told after the look that nobody watches belongs to an agent which ran
+// during it, and whose end is noticed.
+func (d *Daemon) takeStops() {
+	root := d.config().Root
+	ids, err := stops.List(root)
+	if err != nil {
+		d.log.Error("stops by hand are not known", "error", err)
+	}
+	for _, id := range ids {
+		// One that failed was started since.
+		if s := d.sup.State(id).State; s == "" || s == control.StateStopped {
+			d.stoppedByHand(id)
+		}
+		if err := stops.Drop(root, id); err != nil {
+			d.log.Error("a stop by hand is remembered for too long", "agent", id, "error", err)
+		}
+	}
+}
+
 func level(name string) slog.Level {
 	switch name {
 	case "trace", "debug":
@@ -311,6 +335,8 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	d.notify("READY=1")
 	defer d.notify("STOPPING=1")
 	d.adopt(ctx)
+	d.watching.Store(true)
+	d.takeStops()
 	d.startWanted(ctx, "start of the daemon")
 	d.loading.Lock()
 	d.life = ctx

@@ -83,6 +83,14 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 	if err := json.Unmarshal(line, &req); err != nil {
 		return err
 	}
+	if req.Op == wire.OpStopped && req.Version == wire.Version {
+		answer, err := json.Marshal(wire.Reply{Version: wire.Version, OK: d.watching.Load()})
+		if err != nil {
+			return err
+		}
+		_, err = conn.Write(append(answer, '\n'))
+		return err
+	}
 	timer := time.NewTimer(firstProbeTime)
 	select {
 	case <-d.probed:

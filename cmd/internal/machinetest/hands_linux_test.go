@@ -3,9 +3,12 @@
 package machinetest
 
 import (
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/control"
 )
@@ -128,6 +131,73 @@ func TestStopByAPersonIsRemembered(t *testing.T) {
 	m.up()
 	m.works("alice")
 	m.works("bob")
+}
+
+// With no daemon to see it, a stop is remembered by the supervisor that was stopped, however
+// much of the units went with it.
+func TestStopWithoutADaemonIsRemembered(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	ids := []string{"alice", "b-c"}
+	for _, id := range ids {
+		m.add(id)
+	}
+	for _, stop := range [][]string{
+		{"agentconnect.slice"},
+		{"agentconnect-alice.slice", `agentconnect-b\x2dc.slice`},
+		{"agent@alice", "agent@b-c"},
+	} {
+		m.start(ids...)
+		m.mustCTL("stop", "agentconnect.service")
+		m.mustCTL(append([]string{"stop"}, stop...)...)
+		for _, id := range ids {
+			m.gone(id)
+		}
+		m.up()
+		m.until("the daemon remembers it", func() bool { return len(m.wanted()) == 0 })
+		for _, id := range ids {
+			m.becomes(id, control.StateStopped)
+			m.gone(id)
+		}
+		if t.Failed() {
+			t.Fatalf("after a stop of %q", stop)
+		}
+	}
+	if left, err := os.ReadDir(root + "/state/stopped"); err != nil || len(left) > 0 {
+		t.Errorf("stops remembered for too long: %v, %v", left, err)
+	}
+	// It is remembered until somebody starts it.
+	m.start(ids...)
+	m.mustCTL("stop", "agentconnect.service")
+	m.ctl("restart", "agent@alice")
+	m.up()
+	m.works("alice")
+	m.works("b-c")
+	// No bus, no word on who stops it: that is in time, and taken for nobody's wish. The units
+	// that stay in place still say that it was one.
+	m.mustCTL("stop", "agentconnect.service")
+	bus, aside := "/run/user/1000/bus", "/run/user/1000/bus.aside"
+	t.Cleanup(func() { os.Rename(aside, bus) })
+	if err := os.Rename(bus, aside); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := m.one("alice", commSupervisor).signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	m.gone("alice")
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("the stop took %v", d)
+	}
+	if left, err := os.ReadDir(root + "/state/stopped"); err != nil || len(left) > 0 {
+		t.Errorf("remembered without a word from the manager: %v, %v", left, err)
+	}
+	if err := os.Rename(aside, bus); err != nil {
+		t.Fatal(err)
+	}
+	m.up()
+	m.becomes("alice", control.StateStopped)
+	m.works("b-c")
 }
 
 // A stop that a start follows at once is no wish to be remembered.

@@ -331,6 +331,22 @@ func TestRootSessionEndsGracefullyAndComesBack(t *testing.T) {
 			t.Fatalf("the journal:\n%s", probing.ReplaceAllString(log, ""))
 		}
 	}
+	// With no daemon to see it, the end of the session is nobody's wish either.
+	for _, how := range [][]string{
+		{"systemctl", "stop", "user@1000.service"},
+		{"loginctl", "terminate-user", "tester"},
+	} {
+		m.mustCTL("stop", "agentconnect.service")
+		m.endSession(how...)
+		if left, err := os.ReadDir(root + "/state/stopped"); err == nil && len(left) > 0 {
+			t.Errorf("%q is taken for a person's wish: %v", how, left)
+		}
+		m.beginSession()
+		for _, id := range ids {
+			m.becomes(id, control.StateRunning)
+		}
+		m.works("alice")
+	}
 	// What a person stopped stays so over the end of the session.
 	m.mustCTL("stop", "agent@bob")
 	m.until("it is remembered", func() bool { return !slices.Contains(m.wanted(), "bob") })

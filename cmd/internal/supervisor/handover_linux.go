@@ -115,28 +115,56 @@ func StoreSpec(notifySocket string, f *os.File) error {
 // AskSpec asks the daemon for the spec of an agent. An error is a *SpecError, or means
 // that no daemon answers.
 func AskSpec(ctx context.Context, socket, agent string) (*os.File, error) {
+	reply, files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpSpec, Agent: agent})
+	switch {
+	case err != nil:
+	case !reply.OK:
+		err = &SpecError{Code: reply.Code, Text: reply.Error}
+	case len(files) != 1:
+		err = errors.New("the daemon's answer has no spec with it")
+	default:
+		return files[0], nil
+	}
+	closeAll(files)
+	return nil, err
+}
+
+// SayStopped tells the daemon that an agent is being stopped, and reports whether one is
+// there that sees by whom.
+func SayStopped(ctx context.Context, socket, agent string) bool {
+	reply, files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpStopped, Agent: agent})
+	closeAll(files)
+	return err == nil && reply.OK
+}
+
+// ask sends one request to the daemon and gives its answer, with the files that are in it,
+// also with an error.
+func ask(ctx context.Context, socket string, r wire.Request) (reply wire.Reply, files []*os.File, err error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
-		return nil, err
+		return reply, nil, err
 	}
 	conn := c.(*net.UnixConn) //nolint:forcetypeassert // what "unix" gives
 	defer conn.Close()
 	if err := peer.Check(conn); err != nil {
-		return nil, err
+		return reply, nil, err
 	}
-	if err := conn.SetDeadline(time.Now().Add(specTime)); err != nil {
-		return nil, err
+	end := time.Now().Add(specTime)
+	if d, ok := ctx.Deadline(); ok && d.Before(end) {
+		end = d
 	}
-	line, err := json.Marshal(wire.Request{Version: wire.Version, Op: wire.OpSpec, Agent: agent})
+	if err := conn.SetDeadline(end); err != nil {
+		return reply, nil, err
+	}
+	line, err := json.Marshal(r)
 	if err != nil {
-		return nil, err
+		return reply, nil, err
 	}
 	if _, err := conn.Write(append(line, '\n')); err != nil {
-		return nil, err
+		return reply, nil, err
 	}
 	var answer []byte
-	var files []*os.File
 	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*4))
 	for !bytes.HasSuffix(answer, []byte("\n")) {
 		n, on, _, _, err := conn.ReadMsgUnix(buf, oob)
@@ -150,23 +178,11 @@ func AskSpec(ctx context.Context, socket, agent string) (*os.File, error) {
 			err = errors.New("the daemon's answer does not end")
 		}
 		if err != nil {
-			closeAll(files)
-			return nil, err
+			return reply, files, err
 		}
 	}
-	var reply wire.Reply
 	err = json.Unmarshal(answer, &reply)
-	switch {
-	case err != nil:
-	case !reply.OK:
-		err = &SpecError{Code: reply.Code, Text: reply.Error}
-	case len(files) != 1:
-		err = errors.New("the daemon's answer has no spec with it")
-	default:
-		return files[0], nil
-	}
-	closeAll(files)
-	return nil, err
+	return reply, files, err
 }
 
 func closeAll(files []*os.File) {

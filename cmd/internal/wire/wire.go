@@ -265,6 +265,9 @@ const (
 	// OpSpec, on the daemon's spec socket alone: the Reply carries the sealed spec of
 	// Agent as SCM_RIGHTS, or an error with the supervisor's exit code.
 	OpSpec = "spec"
+	// OpStopped, there too: Agent is being stopped. OK means that the daemon watches and has
+	// seen by whom; else the supervisor finds out.
+	OpStopped = "stopped"
 	// OpSecret gives the running agent a secret's new value, or without a value takes the
 	// secret away. Files change at once; the environment of what runs cannot.
 	OpSecret = "secret"
