@@ -26,6 +26,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(parentEnv) != "" {
+		os.Exit(parent())
+	}
 	code := m.Run()
 	testhost.Clean()
 	os.Exit(code)

@@ -36,6 +36,8 @@ type Process struct {
 	// sandbox's own; nil without one, and with Join.
 	Inside *Inside
 
+	nested bool // the launcher, then bubblewrap, is the first process of a pid namespace
+
 	done chan struct{}
 	end  End
 
@@ -148,10 +150,17 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
-	if s.DieWithParent {
+	nested := spec.Plan != nil && spec.Plan.DieWithParent && s.Join == nil
+	if s.DieWithParent || nested {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // own keeps the thread that it hangs on
 	}
-	p := &Process{Plan: spec.Plan, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
+	if nested {
+		// The death signal ends bubblewrap's outer process alone, and its first one asks for its
+		// own too late: killed in between, the outer one leaves it behind, waiting for ever or
+		// with the sandbox going on. As the first process of a namespace it leaves nothing.
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWPID
+	}
+	p := &Process{Plan: spec.Plan, nested: nested, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
 	started := make(chan error, 1)
 	var first *os.File // where the number of the one who joined is said
 	if s.Join != nil {
@@ -463,6 +472,14 @@ func (p *Process) learnInit(info *os.File) error {
 	}
 	if v.Child <= 1 {
 		return fmt.Errorf("its first process cannot be %d", v.Child)
+	}
+	if p.nested {
+		// The number is of the namespace between; it is the only child here.
+		below := children(p.PID)
+		if len(below) != 1 {
+			return nil // it has ended already
+		}
+		v.Child = below[0]
 	}
 	fd, err := unix.PidfdOpen(v.Child, 0)
 	if err != nil {
