@@ -492,7 +492,7 @@ func TestTheRuntimeGetsNothingOfTheDaemons(t *testing.T) {
 			t.Errorf("%s leaked", k)
 		}
 	}
-	want := []string{"HOME", "LANG", "LC_TIME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "XDG_RUNTIME_DIR"}
+	want := []string{"AGENTCONNECT_MEMORY_DIR", "HOME", "LANG", "LC_TIME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "XDG_RUNTIME_DIR"}
 	if !slices.Equal(names, want) {
 		t.Errorf("environment %v, want %v", names, want)
 	}

@@ -629,6 +629,8 @@ func (t *Targets) secretsIn(block []byte) []string {
 // telltale are variables that lead to the host's agents, sockets and credentials.
 func telltale(name string) bool {
 	switch name {
+	case "AGENTCONNECT_MEMORY_DIR": // ours, for the agent
+		return false
 	case "SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_CONNECTION", "GPG_AGENT_INFO", "GNOME_KEYRING_CONTROL",
 		"DBUS_SESSION_BUS_ADDRESS", "DBUS_STARTER_ADDRESS", "DOCKER_HOST", "DOCKER_CONFIG", "CONTAINER_HOST", "KUBECONFIG",
 		"DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "ICEAUTHORITY", "SESSION_MANAGER", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID",
