@@ -188,7 +188,7 @@ func TestPolicyReloadWithAnErrorKeepsTheOldPolicyAndOpensNothing(t *testing.T) {
 		// By hand, past the command line: the daemon itself refuses.
 		s.write(filepath.Join(s.agentDir("alice"), "agent.json"), strings.Replace(agentJSON, `"runInSandbox": true`, `"runInSandbox": false`, 1))
 		var refusal *control.Error
-		if _, err := s.client().Start(context.Background(), "alice"); !errors.As(err, &refusal) || refusal.Code != 78 || !strings.Contains(refusal.Message, "sandbox is required") {
+		if _, err := s.client().Start(context.Background(), "alice"); !errors.As(err, &refusal) || refusal.Code != 69 || !strings.Contains(refusal.Message, "sandbox is required") {
 			t.Errorf("%q: the daemon says %v", broken, err)
 		}
 		s.write(filepath.Join(s.agentDir("alice"), "agent.json"), agentJSON)
