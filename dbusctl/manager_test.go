@@ -811,7 +811,7 @@ func TestBusOrManagerRestartsUnderAWatch(t *testing.T) {
 			}
 			// Signals come again. What was said to look at may have been the first of several
 			// restarts, and the next may swallow the answer; a second SIGKILL does no harm here.
-			for err := error(ErrBusGone); err != nil; {
+			for err := ErrBusGone; err != nil; {
 				if err = c.Kill(ctx, u.Name, Main, syscall.SIGKILL); err != nil && !errors.Is(err, ErrBusGone) {
 					t.Fatal(err)
 				}

@@ -82,7 +82,7 @@ func ghRepo(ctx context.Context, args []string) (host, repo string, err error) {
 	if text == "" {
 		out, err := exec.CommandContext(ctx, "git", "config", "--get", "remote.origin.url").Output()
 		if err != nil {
-			return "", "", nil // no checkout: gh says what it needs
+			return "", "", nil //nolint:nilerr // no checkout: gh says what it needs
 		}
 		text = strings.TrimSpace(string(out))
 	}

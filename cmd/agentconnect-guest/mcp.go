@@ -36,7 +36,7 @@ func mcpBridge(ctx context.Context, args []string, stdin io.Reader, stdout io.Wr
 	}()
 	// The server ends when its stdin does; what it says until then still goes through.
 	select {
-	case <-asked:
+	case _ = <-asked: // what the server says counts
 		return <-over
 	case err := <-over:
 		return errors.Join(err, fmt.Errorf("mcp: the server %s has ended", args[0]))

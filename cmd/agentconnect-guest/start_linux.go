@@ -43,7 +43,7 @@ func start(args []string) error {
 	command := args[2:]
 	for _, e := range more {
 		if path, ok := strings.CutPrefix(e, "PATH="); ok {
-			if err := os.Setenv("PATH", path); err != nil {
+			if err := os.Setenv("PATH", path); err != nil { //nolint:forbidigo // lookup goes by it, and the exec is next
 				return err
 			}
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"syscall"
 	"unsafe"
@@ -40,7 +41,7 @@ func join(spec *wire.Launch) *wire.LaunchError {
 		_ = unix.Kill(pid, unix.SIGKILL)
 		return fail(err)
 	}
-	os.Exit(0)
+	os.Exit(0) //nolint:forbidigo // done, with nothing deferred; the child waits for our end
 	return nil
 }
 
@@ -70,7 +71,7 @@ func (f *joinFork) fork() (int, syscall.Errno) {
 		return int(pid), errno
 	}
 	step := uintptr(wire.JoinWait)
-	syscall.RawSyscall(unix.SYS_CLOSE, uintptr(f.hold[1]), 0, 0)
+	_, _, _ = syscall.RawSyscall(unix.SYS_CLOSE, uintptr(f.hold[1]), 0, 0)
 	_, _, errno = syscall.RawSyscall(unix.SYS_READ, uintptr(f.hold[0]), uintptr(unsafe.Pointer(&f.b[0])), 1)
 	if errno == 0 {
 		step = wire.JoinUser
@@ -94,11 +95,11 @@ func (f *joinFork) fork() (int, syscall.Errno) {
 	if errno == 0 {
 		step = wire.JoinExec
 		// The one who reads it next reads it from its start.
-		syscall.RawSyscall(unix.SYS_LSEEK, wire.LaunchFD, 0, 0)
-		_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(f.path)), uintptr(unsafe.Pointer(&f.argv[0])), uintptr(unsafe.Pointer(&f.envv[0])))
+		_, _, _ = syscall.RawSyscall(unix.SYS_LSEEK, wire.LaunchFD, 0, 0)
+		_, _, _ = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(f.path)), uintptr(unsafe.Pointer(&f.argv[0])), uintptr(unsafe.Pointer(&f.envv[0])))
 	}
 	for {
-		syscall.RawSyscall(unix.SYS_EXIT_GROUP, step, 0, 0)
+		_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, step, 0, 0)
 	}
 }
 
@@ -111,11 +112,11 @@ func dial() *wire.LaunchError {
 	for {
 		var ask [2]byte
 		n, err := unix.Read(wire.GateFD, ask[:])
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil || n != len(ask) {
-			os.Exit(0)
+			os.Exit(0) //nolint:forbidigo // nobody asks any more, and nothing is deferred
 		}
 		port := int(ask[0])<<8 | int(ask[1])
 		fd, err := connect(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, unix.AF_INET)

@@ -21,7 +21,7 @@ func runInstall() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	fail := func(err error) int {
-		_ = json.NewEncoder(os.Stdout).Encode(install.Result{Error: err.Error()}) // or the exit code says it
+		_ = json.NewEncoder(os.Stdout).Encode(install.Result{Error: err.Error()}) //nolint:errchkjson // or the exit code says it
 		return 1
 	}
 	if os.Getuid() == 0 {

@@ -62,7 +62,7 @@ func (a *app) auditLine(line []byte) error {
 	}
 	var r audit.Record
 	if json.Unmarshal(line, &r) != nil {
-		return nil // written by another version
+		return nil //nolint:nilerr // written by another version
 	}
 	what := r.Text
 	if r.Path != "" {
@@ -79,7 +79,7 @@ func (s *site) recordPolicy(id, event, text string) {
 		s.a.warn("%v", err)
 		return
 	}
-	defer log.Close()
+	defer func() { _ = log.Close() }()
 	log.Add(audit.Record{Kind: audit.KindPolicy, Event: event, Text: text})
 }
 

@@ -157,7 +157,7 @@ func (s *site) auditSecret(id, name, event, text string) {
 		failed(err)
 		return
 	}
-	defer log.Close()
+	defer func() { _ = log.Close() }()
 	log.Add(audit.Record{Kind: audit.KindSecret, Event: event, Text: strings.TrimSuffix(fmt.Sprintf("secret %s %s: %s", name, event, text), ": "), Detail: map[string]string{"name": name}})
 }
 

@@ -222,6 +222,7 @@ func (f *finder) dotgit(path string) {
 		default:
 			f.outside(real, path, tree)
 		}
+	default: // git takes nothing else for a .git
 	}
 }
 
@@ -533,6 +534,7 @@ func (f *finder) trusted() {
 				f.seals[path] = sandbox.Seal{Path: path, Kind: sandbox.KindDir, How: sandbox.SealTrusted, Why: "settings that programs of the host act on"}
 			case os.ModeSymlink:
 				f.note("%s is a link: what the agent puts in its place, programs of the host act on", path)
+			default: // no folder: it holds no settings
 			}
 		}
 	}
@@ -603,6 +605,7 @@ func readWhole(path string, most int) (string, bool) {
 
 // entries lists at most most entries of a folder.
 func entries(dir string, most int) []os.DirEntry {
+	//nolint:forbidigo // names only, by the way that git goes; each is judged anew
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil

@@ -318,8 +318,10 @@ func Findings(path string) int {
 	from := max(st.Size()-lastPart, 0)
 	_, _ = Lines(io.NewSectionReader(f, from, st.Size()-from), nil, func(line []byte) error {
 		var r Record
-		switch err := json.Unmarshal(line, &r); {
-		case err != nil:
+		if json.Unmarshal(line, &r) != nil {
+			r = Record{} // written by another version: nothing to count
+		}
+		switch {
 		case r.Kind == KindLife && r.Event == "start":
 			n = 0
 		case r.Kind == KindTrusted || r.Kind == KindGit && r.Event != "seal-restored":

@@ -263,10 +263,11 @@ func (c *Client) once(ctx context.Context) (shook bool, err error) {
 	defer cancel()
 	transport := &http.Transport{Proxy: c.o.Proxy, TLSClientConfig: c.o.TLS, ForceAttemptHTTP2: false}
 	defer transport.CloseIdleConnections()
-	ws, resp, err := websocket.Dial(dialing, c.endpoint, &websocket.DialOptions{
-		HTTPClient:   &http.Client{Transport: transport, CheckRedirect: noRedirect},
-		Subprotocols: []string{Subprotocol}, CompressionMode: websocket.CompressionDisabled,
-	})
+	ws, resp, err := websocket.Dial( //nolint:bodyclose // the library closes it, or it is the connection
+		dialing, c.endpoint, &websocket.DialOptions{
+			HTTPClient:   &http.Client{Transport: transport, CheckRedirect: noRedirect},
+			Subprotocols: []string{Subprotocol}, CompressionMode: websocket.CompressionDisabled,
+		})
 	if err != nil {
 		if resp != nil {
 			return false, fmt.Errorf("connect: HTTP %s", resp.Status)
@@ -293,7 +294,7 @@ func closeError(err error) error {
 	if !errors.As(err, &ce) {
 		return err
 	}
-	switch ce.Code {
+	switch ce.Code { //nolint:exhaustive // the others are told by their number
 	case CloseAuthFailed:
 		return &KeyRefusedError{Reason: printable(ce.Reason)}
 	case CloseReplaced:

@@ -72,7 +72,7 @@ func (d *Daemon) openRemote() (*remote, error) {
 		MCPServers: func() map[string]json.RawMessage { return d.config().MCPServers },
 	})
 	if err != nil {
-		r.sessions.Close()
+		_ = r.sessions.Close()
 		return nil, err
 	}
 	return r, nil

@@ -98,7 +98,9 @@ func (w who) says(t testing.TB, script string, words ...string) string {
 // until waits for a script to end well.
 func (w who) until(t testing.TB, script string) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(patience); ; <-tick.C {
 		out, code := w.try(t, script)
 		if code == 0 {
 			return
@@ -125,14 +127,14 @@ func files(t testing.TB) map[string]string {
 		"/var/lib/systemd", "/home", "/root"}
 	err := filepath.WalkDir("/", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil // it is gone meanwhile
+			return nil //nolint:nilerr // it is gone meanwhile
 		}
 		if slices.Contains(skip, path) {
 			return filepath.SkipDir
 		}
 		info, err := d.Info()
 		if err != nil {
-			return nil
+			return nil //nolint:nilerr // this, too
 		}
 		what := info.Mode().String()
 		if info.Mode().IsRegular() {

@@ -18,6 +18,9 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/control"
 )
 
+// client waits for nobody for ever.
+var client = &http.Client{Timeout: patience}
+
 // dialArg makes this program fetch a page and print it.
 const dialArg = "e2e-dial"
 
@@ -26,7 +29,7 @@ func dialed() bool {
 	if len(os.Args) != 3 || os.Args[1] != dialArg {
 		return false
 	}
-	r, err := http.Get(os.Args[2])
+	r, err := client.Get(os.Args[2])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -104,7 +107,7 @@ func TestEveryKindOfProgramObeysTheSameRules(t *testing.T) {
 			}
 			// The control: outside both are reached, by the address that stands for "host".
 			for _, port := range []string{allowed, denied} {
-				r, err := http.Get("http://127.0.0.1:" + port + "/")
+				r, err := client.Get("http://127.0.0.1:" + port + "/")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -163,7 +166,7 @@ func TestCommandsShareTheLoopbackAndTheRulesOfTheRunningAgent(t *testing.T) {
 	}
 	// And a person reaches it by a forward.
 	hostPort, end := s.forward("alice", "0:8765")
-	r, err := http.Get("http://127.0.0.1:" + hostPort + "/page")
+	r, err := client.Get("http://127.0.0.1:" + hostPort + "/page")
 	if err != nil {
 		t.Fatal(err)
 	}

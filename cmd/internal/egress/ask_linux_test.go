@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -74,7 +75,7 @@ func TestAnUnlistedNameWaitsForTheOperator(t *testing.T) {
 	if err := a.g.Deny("new.example:22", wire.EgressOnce); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-refused; err == nil || err == io.EOF {
+	if err := <-refused; err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("got %v, want a reset", err)
 	}
 	a.record("the no", func(r Record) bool { return r.Verdict == Denied && r.Reason == "the operator said no" })
@@ -158,7 +159,7 @@ func TestDenyingCutsWhatIsConnected(t *testing.T) {
 			if err := deny(a.g); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF {
+			if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 				t.Errorf("got %v, want a reset", err)
 			}
 			exchange(t, other, "still here", "still here")
@@ -226,7 +227,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err := a.g.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF {
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("got %v, want a reset", err)
 	}
 	if s := a.g.Stats(); s.Active != 0 {

@@ -181,7 +181,7 @@ func TestAllowedNamesThatLeadInside(t *testing.T) {
 	w.server(t, w.internet, webA+":8080", echo)
 	addrs := []string{"127.0.0.1", "10.77.0.1", "10.0.0.1", "169.254.169.254", public, "0.0.0.0", "100.64.0.1", "192.168.1.1"}
 	a := w.cage(t, policy("*.example"))
-	time.Sleep(1100 * time.Millisecond) // the host's addresses are read once a second
+	time.Sleep(1100 * time.Millisecond) //nolint:forbidigo // the host's addresses are read once a second
 	for i, addr := range addrs {
 		name := fmt.Sprintf("inside%d.example", i)
 		w.name(t, name, "A "+addr)

@@ -250,7 +250,7 @@ func (f *flow) up(gate *gate) error {
 	defer in.release()
 	for {
 		if err := in.more(); err != nil {
-			if err != io.EOF {
+			if !errors.Is(err, io.EOF) {
 				return err
 			}
 			// Nothing more will make a request of it, unless the server takes it as it is.
@@ -269,7 +269,9 @@ func (f *flow) up(gate *gate) error {
 				return f.upHTTP(in, gate, strict)
 			case unlike:
 				return f.rest(in)
+			case unsure:
 			}
+		case unsure:
 		}
 		// Not even a line yet: without its end no server of these acts on it, and one of
 		// another kind may answer.
@@ -318,14 +320,6 @@ func (f *flow) pass(in *intake, n int) error {
 
 // within sets how long the client may take for what it has begun.
 func (f *flow) within() { f.client.SetReadDeadline(time.Now().Add(f.g.times.inspect)) }
-
-// ended turns an end of input into none.
-func ended(err error) error {
-	if err == io.EOF {
-		return nil
-	}
-	return err
-}
 
 // admits reports whether the name that the client tells the server is one that this address
 // was given for and that is allowed.
@@ -401,11 +395,11 @@ func (f *flow) upTLS(in *intake, strict bool) error {
 		// After a HelloRetryRequest the client says all of it again.
 		kind, body, n, err := parseRecord(in.held())
 		switch {
-		case kind == recordData && !first.early, err != nil && err != errShort:
+		case kind == recordData && !first.early, err != nil && !errors.Is(err, errShort):
 			return f.rest(in)
-		case err == errShort:
+		case errors.Is(err, errShort):
 			if err := in.more(); err != nil {
-				if err != io.EOF {
+				if !errors.Is(err, io.EOF) {
 					return err
 				}
 				return f.pass(in, len(in.held()))
@@ -431,7 +425,7 @@ func (f *flow) nextHello(in *intake, strict bool, same string) (*hello, error) {
 	var p helloParser
 	for {
 		h, n, err := p.parse(in.held())
-		if err == errShort {
+		if errors.Is(err, errShort) {
 			if err = in.more(); err == nil {
 				continue
 			}
@@ -439,7 +433,7 @@ func (f *flow) nextHello(in *intake, strict bool, same string) (*hello, error) {
 		switch {
 		case err != nil && !strict:
 			return nil, nil // what follows is not looked at
-		case err != nil && !errors.Is(err, errBadHello) && err != errTooLong && !timedOut(err):
+		case err != nil && !errors.Is(err, errBadHello) && !errors.Is(err, errTooLong) && !timedOut(err):
 			return nil, err
 		case err != nil:
 			return nil, &refusal{why: "it began like TLS, and " + sayHello(err), alert: alertAccessDenied}
@@ -483,11 +477,11 @@ func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
 			r, err = parseRequest(head)
 		}
 		switch {
-		case err != nil && !strict && (err != io.EOF || len(in.held()) > 0):
+		case err != nil && !strict && (!errors.Is(err, io.EOF) || len(in.held()) > 0):
 			return f.rest(in)
 		case timedOut(err):
 			return f.refuseRequest(first, &refusal{why: "the request did not come to an end in time", http: true})
-		case err == errNoHost, err == errBadHTTP, err == errTooLong:
+		case errors.Is(err, errNoHost), errors.Is(err, errBadHTTP), errors.Is(err, errTooLong):
 			return f.refuseRequest(first, &refusal{why: "the request " + err.Error(), http: true})
 		case err != nil:
 			return err
@@ -562,7 +556,7 @@ func (f *flow) nextHead(in *intake) ([]byte, error) {
 			f.within()
 		}
 		if err := in.more(); err != nil {
-			if err == io.EOF && len(in.held()) == 0 {
+			if errors.Is(err, io.EOF) && len(in.held()) == 0 {
 				err = nil
 			}
 			return nil, err
@@ -706,7 +700,7 @@ func (f *flow) refuse(why string) {
 	for n := 0; ; {
 		if port == 443 {
 			h, _, err := p.parse(in.held())
-			if err != errShort {
+			if !errors.Is(err, errShort) {
 				seen = h.name
 				break
 			}

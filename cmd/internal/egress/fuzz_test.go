@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -86,14 +87,14 @@ func FuzzHello(f *testing.F) {
 		var p helloParser
 		for i := 0; ; i = min(i+int(step)+1, len(raw)) {
 			h2, n2, err2 := p.parse(raw[:i])
-			if err2 != errShort {
+			if !errors.Is(err2, errShort) {
 				if h2 != h || n2 != n || (err2 == nil) != (err == nil) {
 					t.Fatalf("in pieces: %+v, %d, %v; at once: %+v, %d, %v", h2, n2, err2, h, n, err)
 				}
 				return
 			}
 			if i == len(raw) {
-				if err != errShort {
+				if !errors.Is(err, errShort) {
 					t.Fatalf("in pieces it is never enough; at once: %v", err)
 				}
 				return

@@ -411,6 +411,7 @@ func (g *Gateway) why(v rules.Verdict) string {
 		return "the address is this machine's own; for a port of its loopback there are rules host:PORT"
 	case reasonOperator:
 		return "the operator said no"
+	case rules.Unlisted, rules.ByRule, rules.ByMode: // nothing more to say of them
 	}
 	return "no rule allows it"
 }

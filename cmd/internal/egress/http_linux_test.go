@@ -215,7 +215,7 @@ func TestAProxyThatIsAllowedReachesWhatIsAllowed(t *testing.T) {
 	w.server(t, w.internet, webA+":8080", func(c net.Conn) { // a proxy
 		in := bufio.NewReader(c)
 		r, err := http.ReadRequest(in)
-		if err != nil || r.Method != "CONNECT" {
+		if err != nil || r.Method != http.MethodConnect {
 			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nproxied")
 			return
 		}

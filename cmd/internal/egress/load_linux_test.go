@@ -132,7 +132,7 @@ func TestBreakingOffIsPassedOn(t *testing.T) {
 	}
 	c = a.connect("example.com", 8080)
 	fmt.Fprint(c, "c")
-	time.Sleep(50 * time.Millisecond) // so that the byte is not thrown away with the connection
+	time.Sleep(50 * time.Millisecond) //nolint:forbidigo // so that the byte is not thrown away with the connection
 	reset(c)
 	if err := <-broke; !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the server got %v", err)

@@ -60,7 +60,7 @@ func socksProxy(got chan<- string) func(net.Conn) {
 		}
 		_, _ = c.Write([]byte{1, 0})
 		_, _ = io.ReadFull(c, b[:4])
-		host := ""
+		var host string
 		if b[3] == 3 {
 			_, _ = io.ReadFull(c, b[:1])
 			name := make([]byte, b[0])

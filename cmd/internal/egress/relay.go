@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"io"
 	"sync/atomic"
 )
@@ -11,7 +12,7 @@ func pumpCopy(dst, src stream, count *atomic.Uint64, g *gate) error {
 	defer in.release()
 	for {
 		if err := in.more(); err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
@@ -44,7 +45,7 @@ func pumpCopyN(dst, src stream, n int64, count *atomic.Uint64) error {
 			n -= int64(got)
 		}
 		if err != nil && n > 0 {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
 			return err

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -136,7 +137,7 @@ func waitReadable(from syscall.RawConn) (end bool, err error) {
 	var rerr error
 	err = from.Read(func(fd uintptr) bool {
 		n, rerr = recvPeek(int(fd), one[:])
-		return rerr != unix.EAGAIN
+		return !errors.Is(rerr, unix.EAGAIN)
 	})
 	if err != nil {
 		return false, err
@@ -177,7 +178,7 @@ func spliceSome(to, from syscall.RawConn, n int64, count *atomic.Uint64) (moved 
 		if err := from.Control(func(fd uintptr) { got, serr = splice(int(fd), p.w, most) }); err != nil {
 			return moved, err
 		}
-		if serr == unix.EAGAIN || serr == nil && got == 0 { // the end is found by the next wait
+		if errors.Is(serr, unix.EAGAIN) || serr == nil && got == 0 { // the end is found by the next wait
 			return moved, nil
 		}
 		if serr != nil {
@@ -187,7 +188,7 @@ func spliceSome(to, from syscall.RawConn, n int64, count *atomic.Uint64) (moved 
 			var out int
 			err := to.Write(func(fd uintptr) bool {
 				out, serr = splice(p.r, int(fd), left)
-				return serr != unix.EAGAIN
+				return !errors.Is(serr, unix.EAGAIN)
 			})
 			if err == nil {
 				err = serr

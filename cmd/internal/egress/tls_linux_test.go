@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func captured(t testing.TB, cfg *tls.Config) []byte {
 	if _, err := io.ReadFull(here, body); err != nil {
 		t.Fatal(err)
 	}
-	return append(head, body...)
+	return slices.Concat(head, body)
 }
 
 // inRecords splits a ClientHello into records of size bytes.
@@ -79,8 +80,8 @@ func TestHelloOfRealClients(t *testing.T) {
 			}
 			p = helloParser{} // byte by byte
 			for i := range split {
-				h, n, err = p.parse(split[:i+1])
-				if (err == errShort) != (i+1 < len(split)) {
+				h, _, err = p.parse(split[:i+1])
+				if errors.Is(err, errShort) != (i+1 < len(split)) {
 					t.Fatalf("records of %d, %d bytes of %d: %v", size, i+1, len(split), err)
 				}
 			}

@@ -489,7 +489,7 @@ func (a *caged) record(what string, fits func(Record) bool) Record {
 			a.t.Fatalf("no record of %s in %+v", what, all)
 		}
 		// The recorder writes behind the back of what it records; the file says when.
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) //nolint:forbidigo // looked for with a deadline
 	}
 }
 

@@ -284,7 +284,7 @@ func (i *Installer) run(ctx context.Context, stage, pkg string, registry *url.UR
 	if err != nil {
 		return err
 	}
-	defer gateway.Close()
+	defer func() { _ = gateway.Close() }()
 	set, err := rules.Compile(wire.EgressPolicy{Allow: allow})
 	if err != nil {
 		return err

@@ -123,7 +123,7 @@ func receive(from *os.File, line *[]byte) (n int, files []*os.File, err error) {
 	on, opErr := 0, error(nil)
 	if err := raw.Read(func(fd uintptr) bool {
 		n, on, _, _, opErr = unix.Recvmsg(int(fd), buf, oob, unix.MSG_CMSG_CLOEXEC)
-		return opErr != unix.EAGAIN
+		return !errors.Is(opErr, unix.EAGAIN)
 	}); err != nil {
 		return 0, nil, err
 	}

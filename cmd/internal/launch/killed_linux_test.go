@@ -115,7 +115,7 @@ func TestKilledAtAnyMomentLeavesNothing(t *testing.T) {
 		signalChild(victim, syscall.SIGKILL)
 		_ = cmd.Wait() // killed, or ended after its sandbox
 		var pids []int
-		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { //nolint:forbidigo // looked for with a deadline; other processes end
 			if pids = tagged(t, tag); len(pids) == 0 {
 				break
 			}

@@ -319,7 +319,7 @@ func TestOthersAreLetIntoASandboxesNetwork(t *testing.T) {
 			defer d.Close()
 			for port, want := range map[uint16]string{8004: "served by 127.0.0.1 8004", 8006: "served by ::1 8006", 8005: "connection refused"} {
 				f, err := d.Dial(port)
-				got := ""
+				var got string
 				if err != nil {
 					got = err.Error()
 				} else {

@@ -67,7 +67,7 @@ func (s *Set) take(kind rune, f *os.File) error {
 		}
 		udp, ok := p.(*net.UDPConn)
 		if !ok {
-			p.Close()
+			_ = p.Close()
 			return fmt.Errorf("%T in place of a UDP socket", p)
 		}
 		s.UDP = append(s.UDP, udp)
@@ -144,7 +144,7 @@ func (s *Set) Close() {
 		return
 	}
 	for _, l := range s.conns {
-		l.Close()
+		_ = l.Close()
 	}
 	for _, u := range s.UDP {
 		u.Close()

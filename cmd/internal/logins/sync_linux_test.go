@@ -232,7 +232,7 @@ func TestChangesAreSeenAsTheyCome(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	until := func(home, want string) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); !strings.Contains(p.get(home), want); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(20 * time.Second); !strings.Contains(p.get(home), want); time.Sleep(20 * time.Millisecond) { //nolint:forbidigo // looked for with a deadline
 			if time.Now().After(end) {
 				t.Fatalf("never came: %s in %s: %s", want, home, p.get(home))
 			}

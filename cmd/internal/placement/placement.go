@@ -554,10 +554,8 @@ func (p *Placement) request(ctx context.Context, e cp.Envelope, answer cp.Respon
 		if fe := cp.Decode(e.Payload, &c); fe != nil {
 			return cp.Reply{}, fe
 		}
-		if err := p.o.Host.Restart(c.Reason); err != nil {
-			return cp.Reply{Type: "daemon/control/ack", Payload: cp.ControlAck{Reason: err.Error()}}, nil
-		}
-		return cp.Reply{Type: "daemon/control/ack", Payload: cp.ControlAck{Accepted: true}}, nil
+		why := words(p.o.Host.Restart(c.Reason))
+		return cp.Reply{Type: "daemon/control/ack", Payload: cp.ControlAck{Accepted: why == "", Reason: why}}, nil
 	case "daemon/upgrade":
 		return cp.Reply{Type: "daemon/control/ack", Payload: cp.ControlAck{Reason: "this daemon is upgraded by its package: run `sudo apt-get install --only-upgrade agentconnect-sandbox` on its machine"}}, nil
 	case "daemon/drain":
@@ -618,8 +616,8 @@ func (p *Placement) activate(m cp.AgentActivate) (cp.Reply, *cp.FrameError) {
 		return cp.AckReply("the move is not the one that this agent is fenced for"), nil
 	}
 	if a != nil && a.moveID != "" {
-		if err := p.mark(a, Mark{AgentID: a.uuid, Name: a.spec.Name}); err != nil {
-			return cp.AckReply("the fence cannot be lifted: " + err.Error()), nil
+		if why := words(p.mark(a, Mark{AgentID: a.uuid, Name: a.spec.Name})); why != "" {
+			return cp.AckReply("the fence cannot be lifted: " + why), nil
 		}
 		a.moveID, a.known = "", false // what comes now is the whole of it
 	}

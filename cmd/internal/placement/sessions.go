@@ -58,7 +58,7 @@ func OpenSessions(path string) (*Sessions, error) {
 		return nil
 	})
 	if err != nil {
-		db.Close()
+		_ = db.Close()
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return &Sessions{db: db, now: time.Now}, nil
@@ -308,12 +308,10 @@ func backward(p *cp.HistoryPage, c *bbolt.Cursor, before int64, limit int) error
 	}
 	if before >= 0 {
 		p.LiveCursor = ""
-		if k, v = c.Seek(seqKey(before)); k == nil {
-			k, v = c.Last()
-			for ; k != nil && int64(binary.BigEndian.Uint64(k)) >= before; k, v = c.Prev() {
-			}
-		} else {
+		if at, _ := c.Seek(seqKey(before)); at != nil {
 			k, v = c.Prev()
+		} else {
+			k, v = c.Last() // all of it comes before
 		}
 	}
 	size := 0

@@ -28,7 +28,7 @@ func stampMS(t time.Time) string { return strconv.FormatInt(t.UnixMilli(), 10) }
 
 func (t *transcript) prompt(text, sender string, now time.Time) {
 	t.seq++
-	t.write(cp.Message{Seq: t.seq, Sender: sender, TS: stampMS(now), Kind: "text", Text: cut(text, MaxText)}, nil)
+	_ = t.write(cp.Message{Seq: t.seq, Sender: sender, TS: stampMS(now), Kind: "text", Text: cut(text, MaxText)}, nil)
 }
 
 // write keeps the first error for the end: a full disk does not stop the turn.
@@ -51,7 +51,7 @@ func (t *transcript) update(params json.RawMessage, now time.Time) error {
 			ToolKind   *string         `json:"kind"`
 		} `json:"update"`
 	}
-	if err := json.Unmarshal(params, &u); err != nil {
+	if json.Unmarshal(params, &u) != nil {
 		return nil //nolint:nilerr // a runtime's odd update is not the turn's failure
 	}
 	switch u.Update.Kind {
@@ -59,7 +59,8 @@ func (t *transcript) update(params json.RawMessage, now time.Time) error {
 		var c struct {
 			Text string `json:"text"`
 		}
-		if json.Unmarshal(u.Update.Content, &c) != nil || c.Text == "" {
+		_ = json.Unmarshal(u.Update.Content, &c) // content of another kind has no text
+		if c.Text == "" {
 			return nil
 		}
 		if t.text == nil {
@@ -123,7 +124,13 @@ func toolBody(id string, params json.RawMessage) json.RawMessage {
 	if err == nil && len(raw) <= MaxBody {
 		return raw
 	}
-	raw, _ = json.Marshal(map[string]any{"toolCallId": cut(id, 256), "truncated": true})
+	raw, err = json.Marshal(struct {
+		ID        string `json:"toolCallId"`
+		Truncated bool   `json:"truncated"`
+	}{cut(id, 256), true})
+	if err != nil {
+		return json.RawMessage("{}")
+	}
 	return raw
 }
 

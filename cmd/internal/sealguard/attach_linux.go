@@ -135,7 +135,7 @@ func (c *attachment) fork() (int, syscall.Errno) {
 	}
 	errno = c.child()
 	for {
-		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(errno), 0, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(errno), 0, 0)
 	}
 }
 
@@ -151,7 +151,7 @@ func (c *attachment) child() syscall.Errno {
 	empty := uintptr(unsafe.Pointer(&c.none[0]))
 	if c.copied {
 		// The copy of before, unless it is that of the start, which is locked and goes under.
-		syscall.RawSyscall(syscall.SYS_UMOUNT2, uintptr(unsafe.Pointer(c.path)), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_UMOUNT2, uintptr(unsafe.Pointer(c.path)), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW, 0)
 	}
 	dst, errno := c.destination()
 	if errno != 0 {

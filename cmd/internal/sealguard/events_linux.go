@@ -9,7 +9,7 @@ import (
 const inotifyHead = 16
 
 // parseEvents reads a buffer of inotify events and reports whether f said yes to any.
-func parseEvents(b []byte, f func(wd int, mask uint32, name string) bool) (any bool) {
+func parseEvents(b []byte, f func(wd int, mask uint32, name string) bool) (yes bool) {
 	for len(b) >= inotifyHead {
 		wd := int(int32(binary.NativeEndian.Uint32(b)))
 		mask := binary.NativeEndian.Uint32(b[4:])
@@ -21,8 +21,8 @@ func parseEvents(b []byte, f func(wd int, mask uint32, name string) bool) (any b
 		if i := bytes.IndexByte(name, 0); i >= 0 {
 			name = name[:i]
 		}
-		any = f(wd, mask, string(name)) || any
+		yes = f(wd, mask, string(name)) || yes
 		b = b[inotifyHead+size:]
 	}
-	return any
+	return yes
 }

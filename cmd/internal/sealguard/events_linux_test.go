@@ -16,12 +16,12 @@ func event(wd int32, mask uint32, name string) []byte {
 func TestEventsAreReadWholeAndACutOneCountsAsEverything(t *testing.T) {
 	var names []string
 	b := append(event(1, 2, "config\x00\x00"), event(-1, 0x4000, "")...)
-	any := parseEvents(b, func(wd int, mask uint32, name string) bool {
+	yes := parseEvents(b, func(wd int, mask uint32, name string) bool {
 		names = append(names, name)
 		return wd == -1 && mask == 0x4000
 	})
-	if !any || len(names) != 2 || names[0] != "config" || names[1] != "" {
-		t.Errorf("%v %q", any, names)
+	if !yes || len(names) != 2 || names[0] != "config" || names[1] != "" {
+		t.Errorf("%v %q", yes, names)
 	}
 	if !parseEvents(b[:20], func(int, uint32, string) bool { return false }) {
 		t.Error("a cut event counts as none")

@@ -435,7 +435,7 @@ func (g *Guard) restore(s *seal) error {
 	}
 	if _, perr := os.Lstat(filepath.Dir(s.path)); err != nil && perr != nil {
 		g.forget(s) // it went with its folder, which the host moved or removed
-		return nil
+		return nil  //nolint:nilerr // there is nothing left to seal
 	}
 	switch {
 	case err != nil && s.dir && !s.pin:

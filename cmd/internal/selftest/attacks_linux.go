@@ -892,7 +892,7 @@ func Try(step string) string {
 	case name == "tiocsti-high":
 		err = tryType(unix.TIOCSTI | 1<<32)
 	case name == "tioclinux":
-		if err = tryType(unix.TIOCLINUX); err == unix.ENOTTY {
+		if err = tryType(unix.TIOCLINUX); errors.Is(err, unix.ENOTTY) {
 			err = nil // a console alone carries it out: this terminal was asked
 		}
 	case name == "tiocsetd":

@@ -164,7 +164,7 @@ func opensAt(flags int, path func(*Targets) string) func(context.Context, *Targe
 }
 
 // byLink makes something in the workspace that leads to the canary, and reads by it.
-func byLink(make func(t *Targets, dir string) (string, error)) func(context.Context, *Targets) (Seen, string) {
+func byLink(lay func(t *Targets, dir string) (string, error)) func(context.Context, *Targets) (Seen, string) {
 	return func(ctx context.Context, t *Targets) (Seen, string) {
 		if t.HomeCanary == "" {
 			return skipped("no target")
@@ -174,7 +174,7 @@ func byLink(make func(t *Targets, dir string) (string, error)) func(context.Cont
 			return Refused, err.Error()
 		}
 		defer os.RemoveAll(dir)
-		path, err := make(t, dir)
+		path, err := lay(t, dir)
 		if err != nil {
 			return Refused, err.Error()
 		}

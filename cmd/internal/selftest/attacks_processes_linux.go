@@ -192,7 +192,7 @@ func PlantIPC() (key int, remove func() error, err error) {
 		}
 		id, _, e := unix.Syscall(o.get, args[0], args[1], args[2])
 		if e != 0 {
-			return 0, remove, errors.Join(fmt.Errorf("System V object: %w", e), remove())
+			return 0, remove, errors.Join(fmt.Errorf("object of System V: %w", e), remove())
 		}
 		undo = append(undo, func() error {
 			// IPC_RMID; of semctl it is the third argument.

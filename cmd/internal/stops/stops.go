@@ -63,7 +63,7 @@ func List(root string) ([]string, error) {
 	defer d.Close()
 	names, err := d.Readdirnames(most)
 	if len(names) == 0 {
-		return nil, nil //nolint:nilerr // io.EOF
+		return nil, nil // io.EOF
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return !units.ValidID(name) }) // a write that was cut short
 	slices.Sort(names)

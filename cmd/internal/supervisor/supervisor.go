@@ -147,7 +147,7 @@ func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 // nothing of the agent runs when Run returns.
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.openAudit()
-	defer s.audit.Close()
+	defer func() { _ = s.audit.Close() }()
 	server, err := s.listen()
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		return err
 	}
 	if gateway != nil {
-		defer gateway.Close()
+		defer func() { _ = gateway.Close() }()
 	}
 	if err := s.guardSeals(); err != nil {
 		server.Close()

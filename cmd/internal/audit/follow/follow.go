@@ -22,7 +22,7 @@ func Lines(ctx context.Context, path string, f func(line []byte) error) error {
 	if err != nil {
 		return err
 	}
-	defer w.Close()
+	defer func() { _ = w.Close() }()
 	if err := w.Add(filepath.Dir(path)); err != nil {
 		return err
 	}

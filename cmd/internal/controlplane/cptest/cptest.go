@@ -33,8 +33,7 @@ type Server struct {
 	held    cp.RegisterOK
 	raw     map[string]any // extra members of register/ok
 	frames  []cp.Envelope  // all that arrived, in order
-	sent    []cp.Envelope
-	faults  []string // what the real one would have refused, or closed for
+	faults  []string       // what the real one would have refused, or closed for
 	arrived chan struct{}
 	live    *Conn
 	onAuth  func(*Conn) bool // false: do not answer
@@ -51,7 +50,6 @@ type Conn struct {
 
 	mu    sync.Mutex
 	calls map[string]chan cp.Envelope
-	ready chan struct{}
 }
 
 // New starts a server that ends with the test.

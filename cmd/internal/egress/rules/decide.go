@@ -125,9 +125,9 @@ func (s *Set) Decide(q Query) Verdict {
 		}
 	}
 	if r, ok := s.allow.first(q.Name, netip.Addr{}, port); ok {
-		any, free := s.allow.first(q.Name, netip.Addr{}, func(r Rule) bool { return port(r) && r.anySNI })
+		loose, free := s.allow.first(q.Name, netip.Addr{}, func(r Rule) bool { return port(r) && r.anySNI })
 		if free {
-			r = any
+			r = loose
 		}
 		return Verdict{Allowed: true, Reason: ByRule, Rule: r.text, ByName: !free}
 	}
