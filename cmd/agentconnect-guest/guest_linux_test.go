@@ -528,7 +528,11 @@ func terminal(t *testing.T, attr *syscall.SysProcAttr, args ...string) (*exec.Cm
 	master := os.NewFile(uintptr(fds[0]), "master")
 	t.Cleanup(func() { master.Close() })
 	// The socket is closed on their side before the command runs.
-	if n, _, _, _, err := unix.Recvmsg(pair[0], b, nil, 0); n != 0 || err != nil {
+	n, _, _, _, err = unix.Recvmsg(pair[0], b, nil, 0)
+	for errors.Is(err, unix.EINTR) {
+		n, _, _, _, err = unix.Recvmsg(pair[0], b, nil, 0)
+	}
+	if n != 0 || err != nil {
 		t.Errorf("after the terminal: %d bytes, %v; want the end", n, err)
 	}
 	return cmd, master

@@ -3,6 +3,7 @@ package daemon
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,11 +13,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/native"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
@@ -356,6 +359,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Socket:      socket,
 		Launcher:    b.Programs.Launcher,
 		Bwrap:       b.Programs.Bwrap,
+		BwrapIs:     bwrapIs(a, b.Programs.Bwrap),
 		Managed:     !b.Direct,
 		Egress:      b.egress(a),
 		Limits:      b.limits(a),
@@ -635,4 +639,20 @@ func (b *Builder) Check(a *agent.Agent) error {
 	}
 	_, err := b.PolicyWithoutRuntime(a)
 	return err
+}
+
+// asked is the bubblewrap that was asked last: each start would ask anew otherwise.
+var asked struct {
+	sync.Mutex
+	wire.BwrapIs
+}
+
+func bwrapIs(a *agent.Agent, path string) wire.BwrapIs {
+	if !a.Sandboxed() {
+		return wire.BwrapIs{}
+	}
+	asked.Lock()
+	defer asked.Unlock()
+	asked.BwrapIs = launch.AskBwrap(context.Background(), path, asked.BwrapIs)
+	return asked.BwrapIs
 }

@@ -21,6 +21,8 @@ type Start struct {
 	// view was built. Nil starts the program without a boundary.
 	Compile func() (*sandbox.Plan, error)
 	Bwrap   string
+	// BwrapIs is what is known of it; where the file is another one, it is asked anew.
+	BwrapIs wire.BwrapIs
 	Argv    []string
 	Env     []string
 	// Private is environment for the program alone: the sandbox's first process, whose

@@ -58,13 +58,13 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	var err error
 	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports, Join: s.Join != nil}
 	if s.Compile != nil {
-		old := make(chan bool, 1)
-		go func() { old <- oldBwrap(ctx, s.Bwrap) }()
+		is := make(chan wire.BwrapIs, 1)
+		go func() { is <- AskBwrap(ctx, s.Bwrap, s.BwrapIs) }()
 		plan, err := s.Compile()
 		if err != nil {
 			return nil, err
 		}
-		plan.OldBwrap = <-old
+		plan.OldBwrap = (<-is).Old
 		filter, err := seccomp.Filter(runtime.GOARCH, seccomp.Options{Nesting: plan.Nesting})
 		if err != nil {
 			return nil, &UnavailableError{Err: err}
@@ -742,6 +742,19 @@ func children(pid int) []int {
 		}
 	}
 	return out
+}
+
+// AskBwrap asks bubblewrap for its version, unless it is the file that was asked before.
+func AskBwrap(ctx context.Context, path string, before wire.BwrapIs) wire.BwrapIs {
+	file := ""
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err == nil {
+		file = fmt.Sprint(st.Dev, ":", st.Ino, ":", st.Size, ":", st.Mtim.Nano(), ":", st.Ctim.Nano())
+	}
+	if file != "" && file == before.File {
+		return before
+	}
+	return wire.BwrapIs{File: file, Old: oldBwrap(ctx, path)}
 }
 
 // oldBwrap reports whether this bubblewrap is known to lack --disable-userns. One that does

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/listeners"
+	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -151,3 +152,6 @@ func (p *Process) Halt() error { return errors.ErrUnsupported }
 
 // Resume is not available on this system.
 func (p *Process) Resume() error { return errors.ErrUnsupported }
+
+// AskBwrap knows nothing: there is no bubblewrap on this system.
+func AskBwrap(context.Context, string, wire.BwrapIs) wire.BwrapIs { return wire.BwrapIs{} }

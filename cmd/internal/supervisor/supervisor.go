@@ -135,7 +135,7 @@ func (s *Supervisor) compile() (*sandbox.Plan, error) {
 func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir, DieWithParent: s.spec.Policy.DieWithParent}
 	if s.spec.Sandboxed {
-		st.Bwrap = s.spec.Bwrap
+		st.Bwrap, st.BwrapIs = s.spec.Bwrap, s.spec.BwrapIs
 		st.Compile = s.compile
 		st.Ports = s.ports()
 	}

@@ -16,6 +16,14 @@ import (
 // versions refuse each other and say which side is older.
 const Version = 1
 
+// BwrapIs is one bubblewrap as the daemon found it.
+type BwrapIs struct {
+	// File is the identity of the program file: another one has to be asked anew.
+	File string `json:"file,omitempty"`
+	// Old: it is known to lack --disable-userns.
+	Old bool `json:"old,omitempty"`
+}
+
 // Spec is everything a supervisor needs for one start. It may hold secrets, so it
 // travels only as a sealed memfd (file descriptor 3 of the supervisor), never as
 // an argument, a file or a unit property.
@@ -56,6 +64,8 @@ type Spec struct {
 	// Launcher and Bwrap are absolute paths of our launcher and of bubblewrap.
 	Launcher string `json:"launcher"`
 	Bwrap    string `json:"bwrap"`
+	// BwrapIs says which file the daemon asked for its version, and what that means.
+	BwrapIs BwrapIs `json:"bwrapIs,omitzero"`
 	// ClientFiles allows fs/* requests towards ACP clients ("workspace") or not ("").
 	ClientFiles string `json:"clientFiles,omitempty"`
 	// Mode is the permission mode that each session is put into ("": the runtime's choice).
