@@ -306,6 +306,8 @@ func TestRefusedGrantsSayWhyAtTheCommandLineAndAtTheStart(t *testing.T) {
 		}
 	}
 	s.write(file, before)
+	// The refused starts are remembered as wishes: it may be up by now, without the grant.
+	s.ok("agent", "stop", "alice")
 	// The control: a folder of the user's is granted, and works.
 	s.ok("agent", "edit", "alice", "--grant", s.path("fine")+":rw")
 	s.works("alice", "touch "+s.path("fine")+"/x")
