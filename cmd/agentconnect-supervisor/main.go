@@ -105,7 +105,8 @@ func run() int {
 	default:
 		return fail(exitBadSpec, fmt.Errorf("sealed spec: %w; agentconnect-supervisor is started by the daemon or by systemd, not by hand", err))
 	}
-	if opts.Placer != nil {
+	// Not of a single command's, which the daemon started itself.
+	if opts.Placer != nil && len(os.Args) == 3 {
 		defer rememberStop(ctx, log, spec, os.Args[2])()
 	}
 	if err := probed(spec); err != nil {

@@ -489,6 +489,12 @@ func (p process) placed() bool {
 		(strings.HasPrefix(unit, "agent-") || strings.HasPrefix(unit, "agentconnect-exec-")) || unit == "agentconnect-probe.service"
 }
 
+// asked reports whether the daemon asks bubblewrap for its version, and nothing more: no
+// program of an agent's runs in that process. Before its exec it has no words of its own.
+func (p process) asked() bool {
+	return filepath.Base(p.group) == "agentconnect.service" && p.comm == "bwrap" && (p.cmdline == "" || strings.HasSuffix(p.cmdline, "bwrap --version"))
+}
+
 // confined reports whether the process has a pid namespace of its own.
 func (p process) confined() bool {
 	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", p.pid))
@@ -505,7 +511,7 @@ func unsound(free ...string) []string {
 	var out []string
 	for _, p := range processes() {
 		switch {
-		case !p.runtime():
+		case !p.runtime(), p.asked():
 		case !p.placed():
 			out = append(out, "outside its scope: "+p.String())
 		case (p.comm == commInside || p.comm == commGuest) && !p.confined() && !slices.ContainsFunc(free, func(id string) bool { return filepath.Base(p.group) == scope(id) }):

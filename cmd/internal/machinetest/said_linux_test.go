@@ -24,6 +24,7 @@ func TestCommandHasAScopeOfItsOwn(t *testing.T) {
 		if !running {
 			m.mustAC("agent", "stop", "my-bot")
 			m.gone("my-bot")
+			m.mustAC("agent", "exec", "my-bot", "--", "true")
 		}
 		for _, code := range []int{0, 7} {
 			cmd := m.command(context.Background(), "agentconnect", "agent", "exec", "my-bot", "--", "sh", "-c", fmt.Sprintf("echo up; read x; exit %d", code))
