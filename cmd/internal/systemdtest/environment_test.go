@@ -26,7 +26,7 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 			{"a login", "/run/user/1000", nil, ""},
 			{"su without a login", "", dbusctl.ErrNoRuntimeDir, "export XDG_RUNTIME_DIR=/run/user/1000"},
 			{"root's directory after su", "/run", dbusctl.ErrForeignRuntimeDir, "export XDG_RUNTIME_DIR=/run/user/1000"},
-			{"a directory that is gone", "/run/user/4711", dbusctl.ErrNoUserManager, "loginctl enable-linger tester"},
+			{"another user's directory that is gone", "/run/user/4711", dbusctl.ErrForeignRuntimeDir, "export XDG_RUNTIME_DIR=/run/user/1000"},
 			{"a directory of the user's, but not that one", "/home/tester", dbusctl.ErrNoUserManager, "systemctl status user@1000.service"},
 		},
 		Guest: {
