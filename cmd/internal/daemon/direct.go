@@ -512,12 +512,13 @@ func (u *unit) end(e *ending) {
 	u.d.o.Log.Info("agent ended", "agent", u.id, "was", was, "code", e.Code, "words", why.Reason)
 	u.now.PID, u.now.Socket, u.now.Line = 0, "", ""
 	if was == control.StateStopping {
-		u.answer(&u.stoppers, nil)
+		// Who waits for the stop finds the new state when it is told.
 		if u.wanted {
 			u.relaunch()
-			return
+		} else {
+			u.become(control.StateStopped, why.Reason)
 		}
-		u.become(control.StateStopped, why.Reason)
+		u.answer(&u.stoppers, nil)
 		return
 	}
 	// From here on the end was the child's own doing.
