@@ -52,6 +52,8 @@ type report struct {
 	// broken are packages that failed without a failing test: a build error, a
 	// panic in TestMain, a timeout.
 	broken []string
+	// unsteady are tests that failed and passed when they ran once more.
+	unsteady []string
 	// leftOut says what did not run, and why.
 	leftOut []string
 
@@ -218,6 +220,35 @@ func (r *report) endPackage(pkg string, e event) {
 	delete(r.running, pkg)
 }
 
+// forgive takes the results of tests of a package from a second run in which they passed whole.
+func (r *report) forgive(pkg string, tests []string, second *report) {
+	for _, test := range tests {
+		passed := second.tests[testID{pkg, test}].Action == "pass"
+		for id, result := range second.tests {
+			passed = passed && (!id.within(pkg, test) || result.Action != "fail")
+		}
+		if !passed {
+			continue
+		}
+		for id := range r.tests {
+			if id.within(pkg, test) {
+				delete(r.tests, id)
+			}
+		}
+		for id, result := range second.tests {
+			if id.within(pkg, test) {
+				r.tests[id] = result
+			}
+		}
+		r.unsteady = append(r.unsteady, testID{pkg, test}.String())
+	}
+}
+
+// within reports whether id is the test or one of its subtests.
+func (id testID) within(pkg, test string) bool {
+	return id.Package == pkg && (id.Test == test || strings.HasPrefix(id.Test, test+"/"))
+}
+
 func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(10 * time.Millisecond).String()
 }
@@ -323,7 +354,7 @@ func (r *report) summary(missed []string) {
 	for _, part := range []struct {
 		title string
 		lines []string
-	}{{"skipped", skips}, {"failed", failures}, {"left out", r.leftOut}, {"must run, but did not", missed}} {
+	}{{"skipped", skips}, {"failed", failures}, {"unsteady: failed, and passed when run once more", r.unsteady}, {"left out", r.leftOut}, {"must run, but did not", missed}} {
 		if len(part.lines) == 0 {
 			continue
 		}

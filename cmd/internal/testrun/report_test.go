@@ -149,6 +149,48 @@ func TestRaceListThatNamesNoPackageIsAnError(t *testing.T) {
 	}
 }
 
+func TestFailedTestRunsOnceMore(t *testing.T) {
+	dir := t.TempDir()
+	module(t, `package a
+import ("os"; "testing")
+func TestUnsteady(t *testing.T) {
+	t.Run("sub", func(t *testing.T) {
+		if _, err := os.Stat("`+dir+`/ran"); err != nil {
+			os.WriteFile("`+dir+`/ran", nil, 0o600)
+			t.Fatal("the first time")
+		}
+	})
+}
+func TestBad(t *testing.T) { t.Error("every time") }
+`)
+	var out bytes.Buffer
+	ok, err := options{}.testrun(context.Background(), &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok {
+		t.Error("a test that failed twice passed")
+	}
+	for _, text := range []string{"once more: a TestBad TestUnsteady", "failed:\n  a TestBad\n", "once more:\n  a TestUnsteady\n", "\n2 passed, 1 failed, 0 skipped\n"} {
+		if !strings.Contains(out.String(), text) {
+			t.Errorf("output lacks %q:\n%s", text, &out)
+		}
+	}
+}
+
+func TestEngineThatRanOutOfTimeIsNoFinding(t *testing.T) {
+	for text, want := range map[string]bool{
+		"fuzz: elapsed: 5s, execs: 17 (3/sec)\n--- FAIL: FuzzA (5.02s)\n    context deadline exceeded\nFAIL\nexit status 1\nFAIL\tm/a\t5.041s\n":                    true,
+		"--- FAIL: FuzzA (5.02s)\n    --- FAIL: FuzzA (0.00s)\n        a_test.go:5: context deadline exceeded\n    \n    Failing input written to testdata\nFAIL\n": false,
+		"--- FAIL: FuzzA (5.02s)\n    fuzzing process hung or terminated unexpectedly: exit status 2\nFAIL\n":                                                       false,
+		"context deadline exceeded\nFAIL\n": false,
+	} {
+		if got := endedByItsClock(text); got != want {
+			t.Errorf("%v for\n%s", got, text)
+		}
+	}
+}
+
 func TestFuzzShowsTheFailingInput(t *testing.T) {
 	module(t, `package a
 import "testing"
