@@ -108,7 +108,7 @@ func Compile(p Policy, h Host) (*Plan, error) {
 	}
 	return &Plan{
 		Agent: p.Agent, Mounts: mounts, Network: p.Network, Nesting: p.Nesting,
-		DieWithParent: p.DieWithParent, Notes: c.notes,
+		DieWithParent: p.DieWithParent, OwnCgroup: p.OwnCgroup, Notes: c.notes,
 	}, nil
 }
 
@@ -520,6 +520,9 @@ func (c *compiler) run() error {
 		mode uint32
 	}{{"/run/user", 0o755}, {"/run/user/" + uid, 0o700}, {"/run/agentconnect", 0o755}, {"/run/lock", 0o1777}, {"/proc", 0o555}, {"/dev", 0o755}} {
 		c.add(rule{target: d.path, op: OpDir, access: ReadWrite, kind: KindDir, mode: d.mode, why: "a fresh " + d.path})
+	}
+	if c.p.OwnCgroup {
+		c.add(rule{target: CgroupPath, op: OpDir, access: ReadOnly, kind: KindDir, mode: 0o555, why: "where the agent's control group is shown"})
 	}
 	for _, d := range []struct {
 		source, target, why string

@@ -77,6 +77,8 @@ type Plan struct {
 	Network       NetworkMode `json:"network"`
 	Nesting       bool        `json:"nesting"`
 	DieWithParent bool        `json:"dieWithParent"`
+	// OwnCgroup: once it is in its control group, the launcher shows that at CgroupPath.
+	OwnCgroup bool `json:"ownCgroup,omitempty"`
 	// OldBwrap: the bubblewrap that is to carry it out cannot disable user namespaces; whoever
 	// starts it says so.
 	OldBwrap bool `json:"oldBwrap,omitempty"`
@@ -111,6 +113,9 @@ func (p *Plan) explain(path string) (v Verdict, link string) {
 		if inside(path, dyn.path) {
 			return Verdict{Path: path, Access: dyn.access, Why: dyn.why}, ""
 		}
+	}
+	if p.OwnCgroup && inside(path, CgroupPath) {
+		return Verdict{Path: path, Access: ReadOnly, Why: "the control group that the agent is in"}, ""
 	}
 	v = Verdict{Path: path, Access: Hidden, Why: "not part of the view"}
 	exact := false

@@ -90,6 +90,9 @@ type Policy struct {
 	Nesting bool `json:"nesting"`
 	// DieWithParent ends the boundary with its supervisor (direct supervision).
 	DieWithParent bool `json:"dieWithParent"`
+	// OwnCgroup shows the control group that the boundary is in, read-only: the runtime finds
+	// its limits where programs look for them.
+	OwnCgroup bool `json:"ownCgroup,omitempty"`
 	// Seals are what a look at the writable folders found that the host's programs obey
 	// (package gitseal): looked for anew at each start, never stored.
 	Seals []Seal `json:"-"`
@@ -137,6 +140,8 @@ const (
 	ChannelSocket = ChannelPath + "/socket"
 	// SecretsPath is the directory of the agent's secrets.
 	SecretsPath = "/run/agentconnect/secrets"
+	// CgroupPath is the agent's own control group, of version 2.
+	CgroupPath = "/sys/fs/cgroup"
 )
 
 // How git control files in writable folders are kept from the agent.

@@ -68,6 +68,12 @@ func launch() *wire.LaunchError {
 	if lerr := passGate(passed); lerr != nil {
 		return lerr
 	}
+	if spec.Plan != nil && spec.Plan.OwnCgroup {
+		// Only now: while the view was built we were being put there.
+		if err := mounttree.OwnCgroup(treeAt); err != nil {
+			return &wire.LaunchError{Step: "show the control group", Path: sandbox.CgroupPath, Err: err.Error()}
+		}
+	}
 	if spec.Plan != nil {
 		if err := dropPrivileges(); err != nil {
 			return &wire.LaunchError{Step: "drop privileges", Err: err.Error()}

@@ -176,6 +176,7 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 		Network:       b.Network(a),
 		Nesting:       s.runtime.Nesting,
 		DieWithParent: b.Direct,
+		OwnCgroup:     !b.Direct,
 	}
 	for _, program := range []string{b.Programs.Supervisor, b.Programs.Launcher, b.Programs.Guest} {
 		if dir := filepath.Dir(program); filepath.IsAbs(dir) && !slices.Contains(p.Own, dir) {

@@ -148,8 +148,13 @@ func TestLimitsAreWhatTheControlGroupSays(t *testing.T) {
 	}
 	m.says("status", m.must("agentconnect", "status"), "limit 200 MiB", "limit 50%", "limit 77")
 
-	// A command in the agent's boundary has a scope of its own with the limits of the moment.
+	// A command in the agent's boundary has a scope of its own with the limits of the moment,
+	// and reads them where programs look for them.
 	m.must("agentconnect", "agent", "edit", "alice", "--memory", "150M")
+	inside := m.must("agentconnect", "agent", "exec", "alice", "--", "sh", "-c", "cd /sys/fs/cgroup; cat memory.max cpu.max pids.max")
+	if want := strconv.Itoa(150*mib) + "\n50000 100000\n77\n"; inside != want {
+		t.Errorf("a command reads the limits\n%swant\n%s", inside, want)
+	}
 	cmd := exec.Command("agentconnect", "agent", "exec", "alice", "--", "sh", "-c", "echo up; exec cat")
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -165,7 +170,7 @@ func TestLimitsAreWhatTheControlGroupSays(t *testing.T) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
 		t.Errorf("the command says %q, %v", line, err)
 	}
-	command := m.group("agentconnect-exec-alice-1.scope")
+	command := m.group("agentconnect-exec-alice-2.scope")
 	m.value(command, "memory.max", strconv.Itoa(150*mib))
 	m.value(command, "cpu.max", "50000 100000")
 	m.value(command, "pids.max", "77")

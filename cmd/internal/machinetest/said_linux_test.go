@@ -77,6 +77,55 @@ func TestCommandHasAScopeOfItsOwn(t *testing.T) {
 	m.until("the scope is gone", func() bool { return !strings.Contains(strings.Join(m.units(), " "), "exec") })
 }
 
+// What is shown of the control groups inside is the one that the program is in, and nothing
+// of it can be written; outside, the same user can.
+func TestOwnControlGroupIsShownReadOnly(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice", "--nesting", "on")
+	m.start("alice")
+	runtime := m.runtimes("alice")
+	if len(runtime) != 1 {
+		t.Fatalf("runtimes: %v", runtime)
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", runtime[0].pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := 0
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) < 6 || !strings.HasPrefix(f[4], "/sys/fs") {
+			continue
+		}
+		shown++
+		if f[4] != "/sys/fs/cgroup" || !strings.HasSuffix(f[3], "/agentconnect-alice.slice/agent-alice.scope") || !strings.HasPrefix(f[5], "ro,nosuid,nodev,noexec") {
+			t.Errorf("shown inside: %s", line)
+		}
+	}
+	if shown != 1 {
+		t.Errorf("%d mounts below /sys/fs", shown)
+	}
+
+	// A command has a scope, and so a group, of its own.
+	said := m.mustAC("agent", "exec", "alice", "--", "sh", "-c", `
+cat /proc/self/cgroup
+grep -c . /sys/fs/cgroup/cgroup.procs
+ls /sys/fs
+cd /sys/fs/cgroup
+for try in 'echo 1 >cgroup.freeze' 'echo 1 >cgroup.kill' 'echo $$ >cgroup.procs' 'mkdir below' \
+	'mount -o remount,bind,rw /sys/fs/cgroup' 'umount /sys/fs/cgroup' \
+	'unshare -Urm sh -c "mount -o remount,bind,rw /sys/fs/cgroup"' 'unshare -Urm umount /sys/fs/cgroup'; do
+	if (eval "$try") 2>/dev/null; then echo "worked: $try"; fi
+done`)
+	lines := strings.Split(strings.TrimSpace(said), "\n")
+	if len(lines) != 3 || lines[0] != "0::/" || lines[1] == "0" || lines[2] != "cgroup" {
+		t.Errorf("inside:\n%s", said)
+	}
+	group := filepath.Join("/sys/fs/cgroup", runtime[0].group)
+	m.must("sh", "-c", `echo 0 >"$1/cgroup.freeze" && mkdir "$1/below" && rmdir "$1/below"`, "sh", group)
+}
+
 // entry is a line of the journal with its fields.
 type entry struct {
 	Message  any    `json:"MESSAGE"`

@@ -126,6 +126,7 @@ func codePlan(c *codec, p *sandbox.Plan) {
 	text(c, &p.Network)
 	c.flag(&p.Nesting)
 	c.flag(&p.DieWithParent)
+	c.flag(&p.OwnCgroup)
 	c.flag(&p.OldBwrap)
 	c.texts(&p.Notes)
 	n := c.count(len(p.Mounts))
