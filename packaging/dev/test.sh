@@ -5,8 +5,8 @@
 #	then all others, as an ordinary user (enter.sh).
 #
 # With PKG or RUN set: those alone, and no machine. SUITES names the Debian releases for the
-# installed product and the limits (default: none yet, they have targets of their own); units and
-# bus are tested on systemd 252 and 257 in any case. AGENTCONNECT_TEST_CHAOS=300s makes the chaos longer.
+# installed product and the limits (default bookworm: systemd 252); units and bus are tested on
+# systemd 252 and 257 in any case. AGENTCONNECT_TEST_CHAOS=300s makes the chaos longer.
 #
 # Where there is neither root nor sudo the machines are left out, and the report says so; where
 # CI is set that is a failure.
@@ -40,14 +40,14 @@ chmod 0755 "$events"
 machine() {
 	local file=$events/$1.json
 	# In the background: bash runs no trap while it waits for a command in the foreground.
-	"$here/systemd/$2" -j "$file" "${@:3}" </dev/null &
+	AGAIN=1 "$here/systemd/$2" -j "$file" "${@:3}" </dev/null &
 	script=$!
 	local code=0
 	wait "$script" || code=$?
 	script=
 	[ "$code" -ne 0 ] || return 0
-	# A machine goes by the clock of a host that others use, too: what failed once runs again,
-	# and that it did is said.
+	# A machine that did not come up, or went down, or failed in many ways, runs again, and that
+	# it did is said. Single tests have been tried again by then.
 	if [ ! -e "$file.first" ]; then
 		say "$1 FAILED ONCE and runs again; what failed: $(grep -hs '"Action":"fail"' "$file" | tr '\n' ' ' | cut -c1-2000)"
 		mv "$file" "$file.first" 2>/dev/null || : >"$file.first"
@@ -68,8 +68,7 @@ if [ -z "$missing" ]; then
 	for suite in bookworm trixie; do
 		machine "systemd-$suite" test.sh -s "$suite"
 	done
-	# Not by themselves yet: a part of them has to be mended first.
-	for suite in ${SUITES:-}; do
+	for suite in ${SUITES:-bookworm}; do
 		machine "product-$suite" product.sh -s "$suite"
 		machine "limits-$suite" limits-test.sh -s "$suite"
 	done

@@ -30,7 +30,7 @@ cleanup() {
 		kill -TERM -- "-$running" 2>/dev/null || true
 		wait "$running" || true
 	fi
-	rm -rf "$site" "$site.out"
+	rm -rf "$site" "$site.out" "$site.events" "$site.again"
 }
 trap cleanup EXIT
 trap 'exit 130' INT
@@ -64,16 +64,41 @@ install_product() {
 
 shown() { "$@" | tee "$site.out"; }
 
+told() {
+	local label=$1
+	shift
+	apart go tool test2json -t -p "$module/$label" ${as_root[@]+"${as_root[@]}"} "$@" -test.v=test2json
+}
+
+# failure TESTS EVENTS: what the tests, one a line, printed.
+failure() {
+	grep -E "\"Test\":\"(${1//$'\n'/|})[\"/]" "$2" | sed -n 's/.*"Output":"\(.*\)"}$/\1/p' | sed 's/\\n$//; s/\\"/"/g; s/\\t/  /g' | tail -n 60
+}
+
 # in_machine PACKAGE@NAME EVENTS MACHINE-SCRIPT [OPTION]… -- COMMAND [ARG]…: runs a test program
 # in a machine. With a file for its events it prints nothing of the tests; cmd/internal/testrun
 # reads them. Without, it prints what `go test -v` prints. A skipped test is a failure: the
-# machine has everything.
+# machine has everything. With AGAIN set a few tests that failed run once more, alone, and what
+# passes then has passed; that it did not at first is said.
 in_machine() {
-	local label=$1 events=$2 began=$SECONDS code=0 skipped
+	local label=$1 events=$2 began=$SECONDS code=0 skipped tests
 	shift 2
 	say "$label"
 	if [ -n "$events" ]; then
-		apart go tool test2json -t -p "$module/$label" ${as_root[@]+"${as_root[@]}"} "$@" -test.v=test2json >>"$events" || code=$?
+		told "$label" "$@" >"$site.events" || code=$?
+		if [ "$code" -ne 0 ] && [ -n "${AGAIN:-}" ]; then
+			tests=$(sed -n 's/.*"Action":"fail".*"Test":"\([^"/]*\).*/\1/p' "$site.events" | sort -u)
+			if [ -n "$tests" ] && [ "$(wc -l <<<"$tests")" -le 4 ] && grep '"Action":"fail"' "$site.events" | grep -qv '"Test":'; then
+				say "$label: FAILED ONCE, and run once more: ${tests//$'\n'/ }; what they said:"
+				failure "$tests" "$site.events" >&2
+				tests=${tests//$'\n'/|}
+				code=0
+				told "$label" "$@" -test.run "^($tests)\$" >"$site.again" || code=$?
+				grep -vE "\"Test\":\"($tests)[\"/]|\"Action\":\"fail\"" "$site.events" >>"$events" || true
+				mv "$site.again" "$site.events"
+			fi
+		fi
+		cat "$site.events" >>"$events"
 		skipped=$(grep -c '"Action":"skip"' "$events" || true)
 	else
 		apart shown ${as_root[@]+"${as_root[@]}"} "$@" -test.v || code=$?
