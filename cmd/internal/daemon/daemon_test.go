@@ -124,7 +124,7 @@ func (s *site) start() (*control.Client, func() error) {
 	}
 	s.t.Cleanup(func() { stop() })
 	c := control.NewClient(ControlSocket("", s.root))
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
 		if _, err := c.Status(s.t.Context()); err == nil {
 			return c, stop
 		}
@@ -153,7 +153,7 @@ func answered(t *testing.T, err error, code int, words ...string) {
 
 func (s *site) until(c *control.Client, id, state string) *control.AgentStatus {
 	s.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
 		st, err := c.Agent(s.t.Context(), id)
 		if err == nil && st.State == state {
 			return st
@@ -425,7 +425,7 @@ func TestStateThatCannotBeWrittenIsAClearError(t *testing.T) {
 			if err := spoil(s); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 			defer cancel()
 			err := Run(ctx, s.options)
 			if name == "run" {

@@ -136,7 +136,7 @@ func newBench(t *testing.T) *bench {
 		Log:    slog.New(slog.DiscardHandler),
 	})
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 		defer cancel()
 		if err := b.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)
@@ -176,9 +176,9 @@ func (b *bench) untilUnit(what string, is func(Unit) bool) Unit {
 	b.t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	stop := time.AfterFunc(20*time.Second, func() { b.cond.Broadcast() })
+	stop := time.AfterFunc(90*time.Second, func() { b.cond.Broadcast() })
 	defer stop.Stop()
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(90 * time.Second)
 	for !is(b.State("a")) {
 		if time.Now().After(end) {
 			b.t.Fatalf("%s never came; states %v", what, b.states)
@@ -190,7 +190,7 @@ func (b *bench) untilUnit(what string, is func(Unit) bool) Unit {
 
 func wait(t *testing.T, p Pending) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	return p.Wait(ctx)
 }
@@ -581,7 +581,7 @@ func startOlder(t *testing.T, b *bench, s *wire.Spec) (*exec.Cmd, *os.File) {
 	}
 	r.Close()
 	t.Cleanup(func() { w.Close(); cmd.Process.Kill() })
-	for range 1000 {
+	for range 20_000 {
 		if c, err := control.DialAgent(t.Context(), s.Socket); err == nil {
 			c.Close()
 			return cmd, w

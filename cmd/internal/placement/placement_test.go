@@ -137,7 +137,10 @@ func (d *daemon) start(t *testing.T, url string, timing cp.Timing) (stop func())
 	return stop
 }
 
-var quick = cp.Timing{Ping: 50 * time.Millisecond, Silence: 5 * time.Second, Resend: time.Second, FirstWait: time.Millisecond, MostWait: 20 * time.Millisecond, Heartbeat: time.Hour}
+var quick = cp.Timing{Dial: time.Minute, Ping: 50 * time.Millisecond, Silence: time.Minute, Resend: time.Minute, FirstWait: time.Millisecond, MostWait: 20 * time.Millisecond, Heartbeat: time.Hour}
+
+// patience is how long a test waits for what must come.
+const patience = 2 * time.Minute
 
 func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -148,13 +151,24 @@ func within(t *testing.T, d time.Duration) context.Context {
 // Both recorded exchanges with a real control plane, one after the other on one connection.
 func TestRecordedExchanges(t *testing.T) {
 	r := cptest.NewReplay(t, "testdata/exchange-a.jsonl", "testdata/exchange-b.jsonl")
-	d := newDaemon(t, r.URL(), cp.Timing{})
+	ctx := within(t, patience)
+	d := &daemon{dir: t.TempDir(), host: newHost()}
+	d.host.turn = func(_ context.Context, _ string, turn Turn) error {
+		// The recorded turn took a while: its start was known before it spoke, and its session
+		// before it ended.
+		if err := r.Reached(ctx, "cron/report", 1); err != nil {
+			return err
+		}
+		err := turn.Update(json.RawMessage(`{"update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Hello."}}}`))
+		return errors.Join(err, r.Reached(ctx, "cron/report", 2))
+	}
+	d.start(t, r.URL(), cp.Timing{Heartbeat: time.Hour, Resend: time.Hour})
 	select {
 	case err := <-r.Done():
 		if err != nil {
 			t.Fatal(err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-ctx.Done():
 		t.Fatal("the recording was not played to its end")
 	}
 	a := d.host.agents["demo"]
@@ -196,7 +210,7 @@ func request(t *testing.T, ctx context.Context, c *cptest.Conn, typ string, payl
 func TestRevisions(t *testing.T) {
 	s := cptest.New(t)
 	d := newDaemon(t, s.URL(), quick)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	uuid := cp.NewID()
 	for i, step := range []struct {
@@ -239,7 +253,7 @@ func TestWhatTheLocalPolicyRefusesIsReportedInWordsAndNotRun(t *testing.T) {
 		}
 		return nil
 	}
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	uuid, cron := cp.NewID(), cp.NewID()
 	a := upsert(t, ctx, c, spec(uuid, "bare", "1", map[string]any{"runInSandbox": false}))
@@ -261,7 +275,7 @@ func TestWhatTheLocalPolicyRefusesIsReportedInWordsAndNotRun(t *testing.T) {
 func TestPausedAgentTakesNoTurn(t *testing.T) {
 	s := cptest.New(t)
 	newDaemon(t, s.URL(), quick)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	uuid, cron := cp.NewID(), cp.NewID()
 	upsert(t, ctx, c, spec(uuid, "a", "1", map[string]any{"pause": true}))
@@ -282,7 +296,7 @@ func TestPausedAgentTakesNoTurn(t *testing.T) {
 func TestScheduleThatCannotBeReadIsAnError(t *testing.T) {
 	s := cptest.New(t)
 	newDaemon(t, s.URL(), quick)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	for _, schedule := range []string{"", "never", "* * *", "99 * * * *", "TZ=", "CRON_TZ=UTC", "@every", strings.Repeat("*", 10_000)} {
 		e, err := c.Ask(ctx, "cron/upsert", map[string]any{"cronId": cp.NewID(), "agentId": cp.NewID(), "schedule": schedule, "timezone": "UTC", "trigger": "x", "enabled": true})
@@ -295,7 +309,7 @@ func TestScheduleThatCannotBeReadIsAnError(t *testing.T) {
 func TestMoveFencesTheAgentUntilTheRightActivate(t *testing.T) {
 	s := cptest.New(t)
 	d := newDaemon(t, s.URL(), quick)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	uuid, cron, move := cp.NewID(), cp.NewID(), cp.NewID()
 	// The first step of every placement.
@@ -343,7 +357,7 @@ func TestRestartOfTheDaemonKeepsTheMarksAndNoSecret(t *testing.T) {
 	s := cptest.New(t)
 	d := &daemon{dir: t.TempDir(), host: newHost()}
 	stop := d.start(t, s.URL(), quick)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	uuid := cp.NewID()
 	upsert(t, ctx, c, spec(uuid, "keeper", "1", map[string]any{"secrets": map[string]string{"TOKEN": "canary-4711"}, "env": map[string]string{"V": "canary-4712"}}))
@@ -465,7 +479,7 @@ func TestLongMessagesMakeShorterPages(t *testing.T) {
 func TestVisibilityGoesByRevision(t *testing.T) {
 	s := cptest.New(t)
 	d := newDaemon(t, s.URL(), quick)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	if err := d.p.o.Sessions.Put(cp.Session{SessionID: "s", AgentID: cp.NewID()}); err != nil {
 		t.Fatal(err)
@@ -489,7 +503,7 @@ func TestPermissionIsAskedForAndDecided(t *testing.T) {
 		got <- turn.Permission(ctx, "rm -rf build", "yes", "no")
 		return nil
 	}
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, patience)
 	c := s.Ready(ctx)
 	uuid, cron := cp.NewID(), cp.NewID()
 	upsert(t, ctx, c, spec(uuid, "a", "1", nil))

@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/coder/websocket"
@@ -20,11 +21,16 @@ import (
 )
 
 // Replay plays recorded exchanges: what the control plane sent is sent, and what the
-// daemon sent is awaited, in the recorded order, ids and times aside.
+// daemon sent is awaited, ids and times aside, in the recorded order where the wire
+// promises one.
 type Replay struct {
 	lines []line
 	http  *httptest.Server
 	done  chan error
+
+	mu    sync.Mutex
+	got   map[string]int // frames of the daemon that were right, by type
+	moved chan struct{}  // closed when got changes
 }
 
 type line struct {
@@ -32,9 +38,18 @@ type line struct {
 	Recv json.RawMessage `json:"recv"`
 }
 
+// typ is the type of a frame that the daemon sent; "" of any other line.
+func (l line) typ() string {
+	var e struct {
+		Type string `json:"type"`
+	}
+	_ = json.Unmarshal(l.Send, &e)
+	return e.Type
+}
+
 // NewReplay reads the recordings and listens.
 func NewReplay(t testing.TB, files ...string) *Replay {
-	r := &Replay{done: make(chan error, 1)}
+	r := &Replay{done: make(chan error, 1), got: map[string]int{}, moved: make(chan struct{})}
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {
@@ -61,8 +76,39 @@ func (r *Replay) URL() string { return "ws" + strings.TrimPrefix(r.http.URL, "ht
 // Done delivers nil when all of it was played, else what was different.
 func (r *Replay) Done() <-chan error { return r.done }
 
-// optional frames may be left out by a daemon; the rest of the recording goes on.
-var optional = map[string]bool{"usage/report": true}
+// Reached waits until n frames of a type have come as they were recorded. A report that
+// still waits gives way to a newer one of its key, so a test that wants each of them holds
+// its turn back as the recorded one was.
+func (r *Replay) Reached(ctx context.Context, typ string, n int) error {
+	for {
+		r.mu.Lock()
+		have, moved := r.got[typ], r.moved
+		r.mu.Unlock()
+		if have >= n {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d %s came: %w", have, n, typ, ctx.Err())
+		}
+	}
+}
+
+func (r *Replay) reached(typ string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got[typ]++
+	close(r.moved)
+	r.moved = make(chan struct{})
+}
+
+var (
+	// optional frames may be left out by a daemon; the rest of the recording goes on.
+	optional = map[string]bool{"usage/report": true}
+	// loose frames are not acknowledged and depend on no other: they may come at any time.
+	loose = map[string]bool{"event/session-activity": true}
+)
 
 func (r *Replay) serve(w http.ResponseWriter, req *http.Request) {
 	ws, err := websocket.Accept(w, req, &websocket.AcceptOptions{Subprotocols: []string{cp.Subprotocol}})
@@ -77,34 +123,65 @@ func (r *Replay) serve(w http.ResponseWriter, req *http.Request) {
 // play compares by a map of ids: an id stands for the same thing wherever it occurs.
 func (r *Replay) play(ctx context.Context, ws *websocket.Conn) error {
 	ids := map[string]string{} // recorded → real
-	for i, l := range r.lines {
+	var apart, rest []line     // loose ones still to come; the others in their order
+	for _, l := range r.lines {
+		if loose[l.typ()] {
+			apart = append(apart, l)
+		} else if !optional[l.typ()] {
+			rest = append(rest, l)
+		}
+	}
+	// take reads one frame, and says whether it was the one that is wanted.
+	take := func(want line) (bool, error) {
+		_, data, err := ws.Read(ctx)
+		if err != nil {
+			return false, fmt.Errorf("waiting for %s: %w", want.typ(), err)
+		}
+		var got map[string]any
+		if err := json.Unmarshal(data, &got); err != nil {
+			return false, err
+		}
+		typ, _ := got["type"].(string)
+		at := slices.IndexFunc(apart, func(l line) bool { return l.typ() == typ })
+		inOrder := at < 0
+		if !inOrder {
+			want = apart[at]
+			apart = slices.Delete(apart, at, at+1)
+		}
+		var recorded map[string]any
+		if want.Send == nil {
+			return false, fmt.Errorf("%s was not recorded", data)
+		}
+		if err := json.Unmarshal(want.Send, &recorded); err != nil {
+			return false, err
+		}
+		if err := same("", recorded, got, ids); err != nil {
+			return false, fmt.Errorf("%w\nrecorded %s\ngot      %s", err, want.Send, data)
+		}
+		r.reached(typ)
+		return inOrder, nil
+	}
+	for i, l := range rest {
 		if l.Recv != nil {
 			text := string(l.Recv)
 			for recorded, real := range ids {
 				text = strings.ReplaceAll(text, recorded, real)
 			}
 			if err := ws.Write(ctx, websocket.MessageText, []byte(text)); err != nil {
-				return fmt.Errorf("line %d: %w", i+1, err)
+				return fmt.Errorf("frame %d: %w", i+1, err)
 			}
 			continue
 		}
-		var want map[string]any
-		if err := json.Unmarshal(l.Send, &want); err != nil {
-			return err
+		for came := false; !came; {
+			var err error
+			if came, err = take(l); err != nil {
+				return fmt.Errorf("frame %d: %w", i+1, err)
+			}
 		}
-		if optional[want["type"].(string)] {
-			continue
-		}
-		_, data, err := ws.Read(ctx)
-		if err != nil {
-			return fmt.Errorf("line %d: waiting for %s: %w", i+1, want["type"], err)
-		}
-		var got map[string]any
-		if err := json.Unmarshal(data, &got); err != nil {
-			return fmt.Errorf("line %d: %w", i+1, err)
-		}
-		if err := same("", want, got, ids); err != nil {
-			return fmt.Errorf("line %d: %w\nrecorded %s\ngot      %s", i+1, err, l.Send, data)
+	}
+	for len(apart) > 0 {
+		if _, err := take(line{}); err != nil {
+			return fmt.Errorf("at the end: %w", err)
 		}
 	}
 	return nil
