@@ -76,13 +76,16 @@ const (
 )
 
 // GitCredential says where the credentials for a repository come from: a secret of the
-// agent, or a command that runs outside the boundary. Exactly one of them is set.
+// agent, a command that runs outside the boundary, or the control plane that placed the
+// agent here. Exactly one of them is set.
 type GitCredential struct {
 	URL string `json:"url"` // https://HOST/OWNER/REPOSITORY, or https://HOST/OWNER/*
 	// Username goes with it; empty: what the source says, or x-access-token.
 	Username string   `json:"username,omitempty"`
 	Secret   string   `json:"secret,omitempty"`
 	Command  []string `json:"command,omitempty"`
+	// ControlPlane stands in no agent.json: the control plane assigned the repository.
+	ControlPlane bool `json:"controlPlane,omitempty"`
 }
 
 // Kinds of memory.

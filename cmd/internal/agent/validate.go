@@ -227,8 +227,14 @@ func (c GitCredential) validate(p *invalid, where string) {
 	}
 	text(p, where+".username", c.Username, 256)
 	text(p, where+".secret", c.Secret, 64)
+	sources := 0
+	for _, named := range []bool{c.Secret != "", len(c.Command) > 0, c.ControlPlane} {
+		if named {
+			sources++
+		}
+	}
 	switch {
-	case (c.Secret == "") == (len(c.Command) == 0):
+	case sources != 1:
 		p.add("%s: name a secret or a command, one of them", where)
 	case len(c.Command) > 0 && !filepath.IsAbs(c.Command[0]):
 		p.add("%s.command %q: write the program's absolute path; it runs outside the sandbox", where, c.Command[0])

@@ -32,6 +32,7 @@ type Timing struct {
 	Silence   time.Duration // nothing received for so long: drop and reconnect, 45 s
 	Resend    time.Duration // of an unanswered request, 5 s, with the same id
 	Sends     int           // of one request, 5
+	Once      time.Duration // for the answer to a request that is sent once, 10 s
 	FirstWait time.Duration // before reconnecting: 1 s, doubled each time, as much again at random
 	MostWait  time.Duration // 30 s
 	Heartbeat time.Duration // 0: as auth/ok says
@@ -46,6 +47,7 @@ func (t Timing) orDefault() Timing {
 	set(&t.Dial, 10*time.Second)
 	set(&t.Ping, 15*time.Second)
 	set(&t.Silence, 45*time.Second)
+	set(&t.Once, 10*time.Second)
 	set(&t.Resend, 5*time.Second)
 	set(&t.FirstWait, time.Second)
 	set(&t.MostWait, 30*time.Second)
@@ -385,13 +387,13 @@ func (c *Client) Report(key, typ string, payload any, acked bool) error {
 // ErrNotConnected: nobody can be asked now.
 var ErrNotConnected = errors.New("the control plane is not connected")
 
-// Ask sends a request and waits for its answer. Refusals are *FrameError.
-func (c *Client) Ask(ctx context.Context, typ string, payload any, sends int) (Envelope, error) {
+// AskOnce sends a request, once, and waits for its answer. Refusals are *FrameError.
+func (c *Client) AskOnce(ctx context.Context, typ string, payload any) (Envelope, error) {
 	c.mu.Lock()
 	k := c.conn
 	c.mu.Unlock()
 	if k == nil {
 		return Envelope{}, ErrNotConnected
 	}
-	return k.ask(ctx, typ, payload, sends)
+	return k.ask(ctx, typ, payload, 1, c.o.Timing.Once)
 }

@@ -396,10 +396,11 @@ func TestUnansweredRequestIsRepeatedWithTheSameID(t *testing.T) {
 	ctx := within(t)
 	s.Ready(ctx)
 	s.Until(ctx, "ready here, too", func() bool { return h.c.Status().State == cp.StateReady })
-	if _, err := h.c.Ask(ctx, "gitcred/request", cp.CredentialRequest{AgentID: cp.NewID()}, 5); err != nil {
+	if err := h.c.Report("s", "event/session-sync", cp.Session{SessionID: "s", AgentID: cp.NewID(), Phase: "start", TS: cp.Stamp(time.Now())}, true); err != nil {
 		t.Fatal(err)
 	}
-	f := s.Frames("gitcred/request")
+	s.Wait(ctx, "event/session-sync", 3)
+	f := s.Frames("event/session-sync")
 	if len(f) < 3 || f[0].ID != f[1].ID || f[1].ID != f[2].ID {
 		t.Errorf("%d sends with ids %v", len(f), f)
 	}

@@ -146,7 +146,7 @@ func (k *conn) live(ctx context.Context, key string, wg *sync.WaitGroup) error {
 
 // shake is one step of the handshake.
 func (k *conn) shake(ctx context.Context, typ string, payload any, want string, into any) error {
-	e, err := k.ask(ctx, typ, payload, 0)
+	e, err := k.request(ctx, typ, payload)
 	if err != nil {
 		var fe *FrameError
 		if errors.As(err, &fe) && fe.Code == "AUTH_FAILED" {
@@ -273,11 +273,13 @@ func (k *conn) tell(typ string, payload any) {
 	k.send(outgoing{data: data})
 }
 
-// ask sends a request, again with the same id while no answer comes, and returns the answer.
-func (k *conn) ask(ctx context.Context, typ string, payload any, sends int) (Envelope, error) {
-	if sends == 0 {
-		sends = k.c.o.Timing.Sends
-	}
+// request sends a request, again with the same id while no answer comes, and returns the
+// answer.
+func (k *conn) request(ctx context.Context, typ string, payload any) (Envelope, error) {
+	return k.ask(ctx, typ, payload, k.c.o.Timing.Sends, k.c.o.Timing.Resend)
+}
+
+func (k *conn) ask(ctx context.Context, typ string, payload any, sends int, wait time.Duration) (Envelope, error) {
 	id := NewID()
 	data, err := encode(Envelope{ID: id, Type: typ}, payload)
 	if err != nil {
@@ -292,7 +294,7 @@ func (k *conn) ask(ctx context.Context, typ string, payload any, sends int) (Env
 		delete(k.calls, id)
 		k.mu.Unlock()
 	}()
-	tick := time.NewTicker(k.c.o.Timing.Resend)
+	tick := time.NewTicker(wait)
 	defer tick.Stop()
 	for range sends {
 		k.send(outgoing{data: data})

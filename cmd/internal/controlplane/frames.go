@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"strings"
 	"time"
 )
 
@@ -203,9 +204,24 @@ type WorkspaceSpec struct {
 	Branch          string `json:"branch"`
 	AgentDir        string `json:"agentDir"`
 	GitCredential   string `json:"gitCredential"`
+	ProjectID       Digits `json:"projectId"` // gitlab
 	AdditionalRepos []struct {
 		RepoFullName string `json:"repoFullName"`
+		RepoID       Digits `json:"repoId"`
 	} `json:"additionalRepos"`
+}
+
+// Digits is a number that some write as a string. What is neither counts as absent: an
+// agent is not to be lost over it.
+type Digits string
+
+// UnmarshalJSON takes digits, bare or quoted.
+func (d *Digits) UnmarshalJSON(data []byte) error {
+	*d = ""
+	if s := string(bytes.Trim(data, `"`)); len(s) <= 20 && strings.Trim(s, "0123456789") == "" {
+		*d = Digits(s)
+	}
+	return nil
 }
 
 func (s *AgentSpec) check() error {
@@ -577,20 +593,27 @@ type MCPFact struct {
 
 // CredentialRequest asks for a token of a repository.
 type CredentialRequest struct {
-	AgentID         string `json:"agentId"`
-	Reason          string `json:"reason,omitempty"` // clone, fetch, pull, push, helper
-	RepoFullName    string `json:"repoFullName,omitempty"`
-	RequestedAccess string `json:"requestedAccess,omitempty"`
-	ForceRefresh    bool   `json:"forceRefresh,omitempty"`
+	AgentID      string `json:"agentId"`
+	Reason       string `json:"reason,omitempty"` // clone, fetch, pull, push, helper
+	RepoFullName string `json:"repoFullName,omitempty"`
+	ForceRefresh bool   `json:"forceRefresh,omitempty"`
+	// Provider and ExternalRepoID: only for a control plane that has FeatureProvider.
+	Provider       string `json:"provider,omitempty"` // github, gitlab
+	ExternalRepoID string `json:"externalRepoId,omitempty"`
 }
+
+// FeatureProvider is announced by a control plane that knows more than one provider.
+const FeatureProvider = "gitcred-provider-v2"
 
 // CredentialGrant answers it. It holds a token: never log one.
 type CredentialGrant struct {
-	Username     string `json:"username"`
-	Token        string `json:"token"`
-	TTLSec       int    `json:"ttlSec"`
-	RepoFullName string `json:"repoFullName"`
-	Access       string `json:"access"`
+	Username       string `json:"username"`
+	Token          string `json:"token"`
+	TTLSec         int    `json:"ttlSec"`
+	RepoFullName   string `json:"repoFullName"`
+	Access         string `json:"access"`
+	Provider       string `json:"provider"`
+	ExternalRepoID Digits `json:"externalRepoId"`
 }
 
 func (g *CredentialGrant) check() error {

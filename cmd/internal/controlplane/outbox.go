@@ -117,7 +117,7 @@ func (o *outbox) send(ctx context.Context, k *conn, r *report) bool {
 		o.mu.Unlock()
 		return true
 	}
-	e, err := k.ask(ctx, r.typ, r.payload, 0)
+	e, err := k.request(ctx, r.typ, r.payload)
 	if ctx.Err() != nil {
 		return false
 	}

@@ -28,6 +28,16 @@ type child struct {
 	process    *os.Process        // nil before the start and after the end
 }
 
+// pid is the process, 0 when there is none.
+func (c *child) pid() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.process == nil {
+		return 0
+	}
+	return c.process.Pid
+}
+
 // childEvent is one of: started (PID set), a message of the supervisor (Note set),
 // ended (End set).
 type childEvent struct {

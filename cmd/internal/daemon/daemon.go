@@ -94,6 +94,9 @@ type Daemon struct {
 	sup   Supervision
 	run   *runDir
 	since time.Time
+	// supervisors is the socket where they ask; "" where there is none.
+	supervisors string
+	direct      *Direct
 	// remote is what a control plane placed here, and the connection to it.
 	remote *remote
 
@@ -180,37 +183,43 @@ func Run(ctx context.Context, o Options) error {
 		Program: o.Programs.Supervisor, Dir: run.Path, Env: SupervisorEnv(o.Environ),
 		Renew: d.renew, Changed: d.changed, Stderr: logs.Writer, Log: log, Clock: o.Clock, Pace: o.Pace,
 	})
-	d.sup = direct
+	d.sup, d.direct = direct, direct
+	stop, err := d.listenSupervisors()
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if o.Manage != nil {
-		stop, err := d.manage(direct)
-		if err != nil {
+		if err := d.manage(); err != nil {
 			return err
 		}
-		defer stop()
 	}
 	return d.serve(ctx)
 }
 
-// manage puts the supervision by a service manager in place and serves it specs.
-func (d *Daemon) manage(direct Supervision) (stop func(), err error) {
+// listenSupervisors serves the questions of supervisors.
+func (d *Daemon) listenSupervisors() (stop func(), err error) {
+	path, err := d.run.Socket("spec.sock")
+	if err != nil {
+		return nil, err
+	}
+	if stop, err = d.serveSpecs(path); err == nil {
+		d.supervisors = path
+	}
+	return stop, err
+}
+
+// manage puts the supervision by a service manager in place.
+func (d *Daemon) manage() error {
 	if d.run.claim == nil {
-		return nil, fmt.Errorf("another daemon of this user has the user manager's units (its sockets are in %s); end it, or run this one with --supervisor direct", d.run.Path)
+		return fmt.Errorf("another daemon of this user has the user manager's units (its sockets are in %s); end it, or run this one with --supervisor direct", d.run.Path)
 	}
 	socket := func(id string) (string, error) { return d.run.Socket(id + ".sock") }
-	specs, err := d.run.Socket("spec.sock")
-	if err != nil {
-		return nil, err
+	sup, err := d.o.Manage(ManagerDeps{Direct: d.direct, Socket: socket, SpecSocket: d.supervisors, Stopped: d.stoppedByHand, Started: d.startedByHand, Log: d.log})
+	if err == nil {
+		d.sup = sup
 	}
-	stop, err = d.serveSpecs(specs)
-	if err != nil {
-		return nil, err
-	}
-	d.sup, err = d.o.Manage(ManagerDeps{Direct: direct, Socket: socket, SpecSocket: specs, Stopped: d.stoppedByHand, Started: d.startedByHand, Log: d.log})
-	if err != nil {
-		stop()
-		return nil, err
-	}
-	return stop, nil
+	return err
 }
 
 // stoppedByHand remembers that a person stopped an agent: it stays stopped until a person
@@ -618,7 +627,7 @@ func (d *Daemon) builder() *Builder {
 	defer d.mu.Unlock()
 	return &Builder{Config: d.cfg, Store: d.store, Programs: d.o.Programs, Host: d.o.Host, Build: d.o.Build,
 		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf,
-		RunDir: d.run.Path, Secrets: secret.NewStore(d.cfg.Root, secret.Systemd{Program: secret.SystemdCreds})}
+		Supervisors: d.supervisors, RunDir: d.run.Path, Secrets: secret.NewStore(d.cfg.Root, secret.Systemd{Program: secret.SystemdCreds})}
 }
 
 // spec builds the spec of a start now, or refuses it. Compiled: whether the plan is looked at.

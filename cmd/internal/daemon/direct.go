@@ -207,6 +207,24 @@ func (d *Direct) Exec(ctx context.Context, id string, spec *wire.Spec) error {
 	}
 }
 
+// Supervises reports whether a process is a supervisor of the agent that runs here.
+func (d *Direct) Supervises(id string, pid int) bool {
+	if pid <= 0 {
+		return false
+	}
+	if d.State(id).PID == pid {
+		return true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c, agent := range d.execs {
+		if agent == id && c.pid() == pid {
+			return true
+		}
+	}
+	return false
+}
+
 // followExec reads the events of an exec's supervisor to the end. It kills one that
 // does not become ready in time, or was told to stop and did not.
 func (d *Direct) followExec(c *child, spec *wire.Spec, ready chan<- error) {

@@ -162,7 +162,10 @@ func (b *Builder) credentials(a *agent.Agent) ([]wire.Credential, error) {
 				return nil, refusedConfig(a, fmt.Errorf("gitCredentials: %w", err))
 			}
 		}
-		out = append(out, wire.Credential{URL: c.URL, Username: c.Username, Secret: c.Secret, Command: c.Command})
+		if c.ControlPlane && b.Supervisors == "" {
+			return nil, refusedConfig(a, errors.New("gitCredentials: the control plane's are given by a daemon alone"))
+		}
+		out = append(out, wire.Credential{URL: c.URL, Username: c.Username, Secret: c.Secret, Command: c.Command, Daemon: c.ControlPlane})
 	}
 	return out, nil
 }

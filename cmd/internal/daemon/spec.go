@@ -42,6 +42,8 @@ type Builder struct {
 	Environ []string
 	// Placed gives the secrets that came with an agent from a control plane; may be nil.
 	Placed func(id string) map[string]string
+	// Supervisors is the socket where the daemon answers its supervisors; empty: there is none.
+	Supervisors string
 	// RunDir is the directory of sockets; empty: what lies there is left out.
 	RunDir string
 	// Secrets are the agents'; nil: none.
@@ -355,6 +357,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Inside:      inside,
 		Secrets:     wireSecrets(secrets),
 		Credentials: credentials,
+		Daemon:      b.Supervisors,
 		MCP:         servers,
 		Dir:         p.Workspace,
 		Socket:      socket,

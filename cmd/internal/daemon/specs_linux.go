@@ -1,9 +1,11 @@
-// The socket where supervisors that the service manager started ask for their spec.
+// The socket where supervisors ask: those that the service manager started for their spec,
+// any for the credentials that the control plane has.
 
 package daemon
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +19,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/cgroup"
+	"agentconnect.md/sandbox/cmd/internal/gitcred"
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/peer"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -91,6 +94,9 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 		_, err = conn.Write(append(answer, '\n'))
 		return err
 	}
+	if req.Op == wire.OpCredential && req.Version == wire.Version {
+		return d.giveCredential(conn, &req)
+	}
 	timer := time.NewTimer(firstProbeTime)
 	select {
 	case <-d.probed:
@@ -132,16 +138,8 @@ func (d *Daemon) specFor(conn *net.UnixConn, req *wire.Request) (*wire.Spec, err
 	if err := agent.ValidateID(req.Agent); err != nil {
 		return nil, &Refusal{Code: 78, Text: err.Error()}
 	}
-	pid, err := peer.PID(conn)
-	if err != nil {
+	if err := inService(conn, req.Agent); err != nil {
 		return nil, err
-	}
-	group, err := cgroup.Of(pid)
-	if err != nil {
-		return nil, err
-	}
-	if want := units.ServiceName(req.Agent); group.Unit() != want {
-		return nil, &Refusal{Code: 78, Text: fmt.Sprintf("process %d is in %s, not in %s; supervisors are started by systemd", pid, group.Unit(), want)}
 	}
 	spec, err := d.renew(req.Agent)
 	if err != nil {
@@ -153,4 +151,85 @@ func (d *Daemon) specFor(conn *net.UnixConn, req *wire.Request) (*wire.Spec, err
 	err = d.wanted.set(req.Agent, true)
 	d.mu.Unlock()
 	return spec, err
+}
+
+// inService refuses a peer that is not of the agent's own service.
+func inService(conn *net.UnixConn, id string) error {
+	pid, err := peer.PID(conn)
+	if err != nil {
+		return err
+	}
+	group, err := cgroup.Of(pid)
+	if err != nil {
+		return err
+	}
+	if want := units.ServiceName(id); group.Unit() != want {
+		return &Refusal{Code: 78, Text: fmt.Sprintf("process %d is in %s, not in %s; supervisors are started by systemd", pid, group.Unit(), want)}
+	}
+	return nil
+}
+
+// credentialAnswerTime bounds the answer to a question for credentials: the control plane
+// has ten seconds, and another question for the same repository may come before this one.
+const credentialAnswerTime = 25 * time.Second
+
+// giveCredential answers a supervisor with what the control plane gives for a repository
+// that it assigned to the agent. Only a supervisor of that very agent is answered.
+func (d *Daemon) giveCredential(conn *net.UnixConn, req *wire.Request) error {
+	reply := wire.Reply{Version: wire.Version}
+	var err error
+	reply.Username, reply.Password, err = d.credentialFor(conn, req)
+	reply.OK = err == nil
+	if err != nil {
+		reply.Error = err.Error()
+	}
+	line, merr := json.Marshal(reply)
+	if merr != nil {
+		return merr
+	}
+	if derr := conn.SetDeadline(time.Now().Add(specRequestTime)); derr != nil {
+		return derr
+	}
+	_, werr := conn.Write(append(line, '\n'))
+	if err != nil {
+		err = fmt.Errorf("credentials for agent %.64q: %w", req.Agent, err)
+	}
+	return errors.Join(err, werr)
+}
+
+func (d *Daemon) credentialFor(conn *net.UnixConn, req *wire.Request) (username, password string, err error) {
+	if err := agent.ValidateID(req.Agent); err != nil {
+		return "", "", err
+	}
+	timer := time.NewTimer(specRequestTime)
+	defer timer.Stop()
+	select {
+	case <-d.probed: // what the control plane placed is known from then on
+	case <-timer.C:
+		return "", "", errors.New("the daemon is still starting")
+	}
+	pid, err := peer.PID(conn)
+	if err != nil {
+		return "", "", err
+	}
+	if !d.direct.Supervises(req.Agent, pid) {
+		if err := inService(conn, req.Agent); err != nil {
+			return "", "", err
+		}
+	}
+	q := req.Credential
+	if q == nil {
+		return "", "", errors.New("the request names no repository")
+	}
+	repo, err := gitcred.Parse(q.Protocol, q.Host, q.Path)
+	if err != nil {
+		return "", "", err
+	}
+	if q.Action == "erase" {
+		d.remote.placement.Rejected(req.Agent, repo)
+		return "", "", nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), credentialAnswerTime)
+	defer cancel()
+	return d.remote.placement.Credential(ctx, req.Agent, repo)
 }

@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
@@ -201,4 +204,95 @@ func TestAddressWithoutTLSElsewhereIsRefused(t *testing.T) {
 	if r := s.finish(login); r.code == 0 || !strings.Contains(r.err, "--allow-insecure") {
 		t.Errorf("login took it: %d %s", r.code, r.err)
 	}
+}
+
+// What the control plane gives for a repository goes to who asks for it inside, by way of
+// the supervisor and the daemon, and rests nowhere.
+func TestControlPlaneGivesCredentialsForWhatItAssigned(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	const token = "ghs-canary-90210"
+	var asked atomic.Int32
+	server.OnRequest(func(e cp.Envelope) (string, any, bool) {
+		if e.Type != "gitcred/request" {
+			return "ack", cp.Ack{OK: true}, true
+		}
+		asked.Add(1)
+		return "gitcred/grant", map[string]any{"username": "x-access-token", "token": token, "ttlSec": 3600, "repoFullName": "acme/app", "access": "write"}, true
+	})
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	uuid := cp.NewID()
+	work := map[string]any{"mode": "scratch", "isolation": "shared", "additionalRepos": []any{map[string]any{"repoFullName": "acme/app", "repoId": "42"}}}
+	if a := tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "pam", "0", map[string]any{"workspace": work})); !a.OK {
+		t.Fatalf("upsert: %s", a.Reason)
+	}
+	s.ok("agent", "start", "pam")
+	ask := func(id, action, path string) result {
+		return s.sh(id, fmt.Sprintf("printf 'protocol=https\\nhost=github.com\\npath=%s\\n\\n' | /run/agentconnect/guest git-credential %s", path, action))
+	}
+	if r := ask("pam", "get", "acme/app.git"); r.out != "username=x-access-token\npassword="+token+"\n" {
+		t.Fatalf("assigned: %d %q %s", r.code, r.out, r.err)
+	}
+	if r := s.sh("pam", "git config --get-all credential.helper"); !strings.Contains(r.out, "git-credential") {
+		t.Errorf("git inside does not know whom to ask: %q %s", r.out, r.err)
+	}
+	if r := ask("pam", "get", "acme/other"); r.out != "" || !strings.Contains(r.err, "not assigned") {
+		t.Errorf("another repository: %d %q %s", r.code, r.out, r.err)
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the control plane was asked %d times", n)
+	}
+	// Whoever is not the agent's supervisor gets nothing of the daemon, be it the same user.
+	sockets, err := filepath.Glob(filepath.Join(s.root, "run", "spec.sock"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("the daemon's socket: %v %v", sockets, err)
+	}
+	conn, err := net.Dial("unix", sockets[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, `{"v":1,"op":"credential","agent":"pam","credential":{"action":"get","protocol":"https","host":"github.com","path":"acme/app"}}`+"\n")
+	if answer, err := io.ReadAll(conn); err != nil || strings.Contains(string(answer), token) || !strings.Contains(string(answer), "error") {
+		t.Errorf("a stranger was answered %s, %v", answer, err)
+	}
+	// From inside, the socket is not there.
+	if r := s.sh("pam", "ls "+filepath.Dir(sockets[0])+"; test -e "+sockets[0]); r.code == 0 {
+		t.Errorf("the daemon's socket is seen inside: %s", r.out)
+	}
+	// A command in an agent that does not run has a supervisor of its own.
+	s.ok("agent", "stop", "pam")
+	if r := ask("pam", "get", "acme/app"); !strings.Contains(r.out, token) {
+		t.Errorf("in a command of its own: %d %q %s", r.code, r.out, r.err)
+	}
+	// Without the control plane nobody is kept waiting.
+	if r := ask("pam", "erase", "acme/app"); r.code != 0 {
+		t.Errorf("erase: %s", r.err)
+	}
+	server.OnAuth(func(*cptest.Conn) bool { return false })
+	server.Drop()
+	if r := ask("pam", "get", "acme/other"); r.out != "" {
+		t.Errorf("another repository: %s", r.out)
+	}
+	log := s.read(filepath.Join(s.root, "logs/agents/pam.audit.jsonl"))
+	for _, want := range []string{`"event":"given"`, "https://github.com/acme/app", `"event":"refused"`, `"event":"rejected"`} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the audit log lacks %s:\n%s", want, log)
+		}
+	}
+	filepath.WalkDir(s.root, func(path string, e os.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), token) {
+				t.Errorf("%s holds the token", path)
+			}
+		}
+		return nil
+	})
+	if r := s.sh("pam", "grep -rs "+token+" $HOME /tmp . /run; env"); strings.Contains(r.out, token) {
+		t.Errorf("it rests inside: %s", r.out)
+	}
+	noCPFaults(t, server)
 }

@@ -72,6 +72,11 @@ func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]st
 	if ws := s.Workspace.V; ws.Mode != "" && ws.Mode != "scratch" {
 		warnings = append(warnings, fmt.Sprintf("workspace mode %.20q is not known here; the agent starts in an empty folder", ws.Mode))
 	}
+	repos, bad := repositories(s.Workspace.V)
+	for _, r := range repos {
+		conf.GitCredentials = append(conf.GitCredentials, agent.GitCredential{URL: r.String(), ControlPlane: true})
+	}
+	warnings = append(warnings, bad...)
 	servers := map[string]json.RawMessage{}
 	own := map[string]json.RawMessage{}
 	if p.o.MCPServers != nil {

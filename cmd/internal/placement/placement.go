@@ -20,6 +20,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
+	"agentconnect.md/sandbox/cmd/internal/gitcred"
 )
 
 // Host is the daemon, as far as a control plane may move it. Its errors are words for
@@ -56,6 +57,7 @@ type Turn struct {
 type Reporter interface {
 	Report(key, typ string, payload any, acked bool) error
 	Tell(typ string, payload any)
+	AskOnce(ctx context.Context, typ string, payload any) (cp.Envelope, error)
 }
 
 // placed is one agent of the control plane's.
@@ -67,6 +69,7 @@ type placed struct {
 	moveID   string // fence: it moves away and takes no turn
 	refusal  string // why it cannot run, in words
 	marked   Mark   // as it stands on disk
+	grants   map[gitcred.Repo]*grant
 }
 
 // Mark is what stands on disk of a placed agent. Its spec, which has secrets, does not.
@@ -110,6 +113,7 @@ type Placement struct {
 	servers map[string]cp.MCPServer // of the registry
 	asks    map[string]*ask         // permission requests by id
 	retain  time.Duration           // of sessions; 0: for ever
+	offers  []string                // the control plane's own features
 }
 
 // New reads the marks of an earlier daemon. The reporter is set before the first frame.
@@ -220,6 +224,7 @@ func (p *Placement) Registered(_ context.Context, _ cp.AuthOK, ok cp.RegisterOK)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.setRetention(ok.SessionRetention)
+	p.offers = ok.ServerFeatures
 	servers := map[string]cp.MCPServer{}
 	for _, raw := range ok.MCPServers {
 		var s cp.MCPServer
@@ -326,7 +331,7 @@ func (p *Placement) upsert(spec cp.AgentSpec) string {
 		return "cannot write the agent's mark: " + err.Error()
 	}
 	p.agents[a.uuid] = a
-	a.spec, a.merged, a.known = merged, text, true
+	a.spec, a.merged, a.known, a.grants = merged, text, true, nil
 	p.put(a)
 	return a.refusal
 }

@@ -55,6 +55,11 @@ func (s *Supervisor) credential(ctx context.Context, conn *net.UnixConn, q wire.
 	case "erase":
 		// git says that the server refused what it was given.
 		s.auditCredential("rejected", q, repo.String(), "the server refused the credentials")
+		if rule.Daemon {
+			if _, _, err := s.askDaemon(ctx, "erase", repo); err != nil {
+				s.opts.Log.Warn("the daemon did not hear that credentials are refused", "repository", repo.String(), "error", err)
+			}
+		}
 		return answerGuest(conn, wire.GuestReply{OK: true})
 	default:
 		return fmt.Errorf("unknown action %q", q.Action)
@@ -110,6 +115,8 @@ func (s *Supervisor) fetch(ctx context.Context, c wire.Credential, repo gitcred.
 		username, password, err = gitcred.ParseOutput(value)
 	case len(c.Command) > 0:
 		username, password, err = s.credentialCommand(ctx, c.Command, repo)
+	case c.Daemon:
+		username, password, err = s.askDaemon(ctx, "get", repo)
 	default:
 		err = errors.New("the rule names no source")
 	}
@@ -120,15 +127,44 @@ func (s *Supervisor) fetch(ctx context.Context, c wire.Credential, repo gitcred.
 	return username, password, gitcred.CheckAnswer(username, password)
 }
 
+// askDaemon asks the daemon, and it the control plane. Nothing of the request but the
+// repository, normalised, goes there.
+func (s *Supervisor) askDaemon(ctx context.Context, action string, repo gitcred.Repo) (username, password string, err error) {
+	leave, err := s.seat(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, credentialTime)
+	defer cancel()
+	reply, err := askCredential(ctx, s.spec.Daemon, s.spec.Agent, wire.CredentialQuery{Action: action, Protocol: "https", Host: repo.Host, Path: repo.Path})
+	switch {
+	case err != nil:
+		return "", "", fmt.Errorf("the daemon does not answer: %w", err)
+	case !reply.OK:
+		return "", "", errors.New(oneLine(reply.Error))
+	}
+	return reply.Username, reply.Password, nil
+}
+
+// seat waits for one of the few places of those who ask outside.
+func (s *Supervisor) seat(ctx context.Context) (leave func(), err error) {
+	select {
+	case s.commands <- struct{}{}:
+		return func() { <-s.commands }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // credentialCommand runs the operator's command outside the boundary. It gets what git
 // would give a helper on stdin; nothing of the request but the repository, normalised.
 func (s *Supervisor) credentialCommand(ctx context.Context, argv []string, repo gitcred.Repo) (username, password string, err error) {
-	select {
-	case s.commands <- struct{}{}:
-		defer func() { <-s.commands }()
-	case <-ctx.Done():
-		return "", "", ctx.Err()
+	leave, err := s.seat(ctx)
+	if err != nil {
+		return "", "", err
 	}
+	defer leave()
 	s.outside.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, credentialTime)
 	defer cancel()

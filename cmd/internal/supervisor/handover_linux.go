@@ -137,6 +137,14 @@ func SayStopped(ctx context.Context, socket, agent string) bool {
 	return err == nil && reply.OK
 }
 
+// askCredential asks the daemon for what the control plane gives for a repository, or tells
+// it that a host refused that.
+func askCredential(ctx context.Context, socket, agent string, q wire.CredentialQuery) (wire.Reply, error) {
+	reply, files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpCredential, Agent: agent, Credential: &q})
+	closeAll(files)
+	return reply, err
+}
+
 // ask sends one request to the daemon and gives its answer, with the files that are in it,
 // also with an error.
 func ask(ctx context.Context, socket string, r wire.Request) (reply wire.Reply, files []*os.File, err error) {

@@ -43,3 +43,8 @@ func AskSpec(context.Context, string, string) (*os.File, error) {
 
 // SayStopped: there is no systemd here.
 func SayStopped(context.Context, string, string) bool { return false }
+
+// askCredential: the daemon answers none here.
+func askCredential(context.Context, string, string, wire.CredentialQuery) (wire.Reply, error) {
+	return wire.Reply{}, errors.New("the daemon gives no credentials on this system")
+}

@@ -76,7 +76,7 @@ type Supervisor struct {
 	ended    atomic.Pointer[string] // why the guard ended the agent
 	secretMu sync.Mutex             // guards secrets and their files
 	secrets  map[string]wire.Secret
-	commands chan struct{} // a seat for each credential command that runs
+	commands chan struct{} // a seat for each credential command that runs, or question to the daemon
 	hosted   chan struct{} // a seat for each MCP server that runs outside
 	outside  atomic.Bool   // a program of the operator's ran outside any boundary
 

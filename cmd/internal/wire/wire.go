@@ -49,6 +49,8 @@ type Spec struct {
 	Secrets []Secret `json:"secrets,omitempty"`
 	// Credentials are the repositories whose credentials the agent may ask for.
 	Credentials []Credential `json:"credentials,omitempty"`
+	// Daemon is the socket where the daemon answers its supervisors.
+	Daemon string `json:"daemon,omitempty"`
 	// Notes are things that an operator should know, for status.
 	Notes []string `json:"notes,omitempty"`
 	// MCP are the agent's MCP servers.
@@ -179,14 +181,15 @@ type Secret struct {
 	File string `json:"file,omitempty"`
 }
 
-// Credential says where the credentials for a repository come from: a secret, or the
-// output of a command that runs outside the boundary.
+// Credential says where the credentials for a repository come from: a secret, the output
+// of a command that runs outside the boundary, or the daemon, which asks the control plane.
 type Credential struct {
 	// URL is https://HOST/PATH; a last segment * stands for all repositories below.
 	URL      string   `json:"url"`
 	Username string   `json:"username,omitempty"`
 	Secret   string   `json:"secret,omitempty"`
 	Command  []string `json:"command,omitempty"`
+	Daemon   bool     `json:"daemon,omitempty"`
 }
 
 // MCPServer is one MCP server of an agent.
@@ -248,6 +251,9 @@ type Request struct {
 	Port uint16 `json:"port,omitempty"`
 	// Egress is for OpEgress.
 	Egress *EgressWord `json:"egress,omitempty"`
+	// Credential is for OpCredential on the daemon's socket, where it stands as the
+	// supervisor normalised it.
+	Credential *CredentialQuery `json:"credential,omitempty"`
 }
 
 // Forwarded answers one byte of an OpForward.
@@ -272,8 +278,9 @@ const (
 	// OpForward: after the Reply each byte that the client writes asks for a connection to
 	// Port of the loopback inside; a Forwarded line answers, with the connection as SCM_RIGHTS.
 	OpForward = "forward"
-	// OpSpec, on the daemon's spec socket alone: the Reply carries the sealed spec of
-	// Agent as SCM_RIGHTS, or an error with the supervisor's exit code.
+	// OpSpec, on the daemon's own socket for supervisors alone (OpCredential is answered
+	// there, too): the Reply carries the sealed spec of Agent as SCM_RIGHTS, or an error with
+	// the supervisor's exit code.
 	OpSpec = "spec"
 	// OpStopped, there too: Agent is being stopped. OK means that the daemon watches and has
 	// seen by whom; else the supervisor finds out.
@@ -294,6 +301,9 @@ type Reply struct {
 	Error   string  `json:"error,omitempty"`
 	Code    int     `json:"code,omitempty"` // with Error, of OpSpec
 	Status  *Status `json:"status,omitempty"`
+	// Username and Password answer OpCredential.
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
 }
 
 // ExecEnd ends an exec: the command's exit code (128+n after signal n).
