@@ -124,8 +124,14 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = conn.WriteMsgUnix(append(answer, '\n'), unix.UnixRights(int(sealed.Fd())), nil)
-	return err
+	// Whoever started it, a person with systemctl perhaps, wants it to run. The start does not
+	// wait for the disk, but a stop that follows does, so that the last word is the last.
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, _, err = conn.WriteMsgUnix(append(answer, '\n'), unix.UnixRights(int(sealed.Fd())), nil); err != nil {
+		return err
+	}
+	return d.wanted.set(req.Agent, true)
 }
 
 func (d *Daemon) specFor(conn *net.UnixConn, req *wire.Request) (*wire.Spec, error) {
@@ -144,12 +150,7 @@ func (d *Daemon) specFor(conn *net.UnixConn, req *wire.Request) (*wire.Spec, err
 	spec, err := d.renew(req.Agent)
 	if err != nil {
 		d.refuse(req.Agent, d.record(req.Agent), err)
-		return nil, err
 	}
-	// Whoever started it, a person with systemctl perhaps, wants it to run.
-	d.mu.Lock()
-	err = d.wanted.set(req.Agent, true)
-	d.mu.Unlock()
 	return spec, err
 }
 

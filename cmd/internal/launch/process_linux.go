@@ -106,8 +106,9 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 
 	cmd := &exec.Cmd{
 		Path: s.Launcher, Args: []string{"agentconnect-launch"},
-		// The launcher needs no environment; what the program gets is in the spec.
-		Env:        []string{},
+		// What the program gets is in the spec. The launcher works on one thread, and starts
+		// sooner where Go's runtime makes no others.
+		Env:        []string{"GOMAXPROCS=1"},
 		Dir:        "/",
 		ExtraFiles: []*os.File{sealed, theirs, infoW},
 		SysProcAttr: &syscall.SysProcAttr{
