@@ -658,9 +658,10 @@ func (c *compiler) layout() ([]Mount, error) {
 				host := filepath.Join(above.source, strings.TrimPrefix(r.target, above.target))
 				real, _, err := c.h.Resolve(host)
 				switch {
-				case r.seal && err != nil:
-					return nil, &ChangedError{Path: host, Err: err}
-				case r.seal: // a link may stand there, which the mount goes over
+				case r.seal: // a link may stand there, also one that leads nowhere, which the mount goes over
+					if _, lerr := c.h.Readlink(host); err != nil && lerr != nil {
+						return nil, &ChangedError{Path: host, Err: err}
+					}
 				case err != nil && r.op == OpDir:
 					continue
 				case errors.Is(err, fs.ErrNotExist) && r.op == OpCover:

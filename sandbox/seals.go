@@ -62,7 +62,7 @@ func (c *compiler) seals() error {
 			}
 			n := rule{target: at, source: s.Path, op: OpBind, access: ReadOnly, kind: s.Kind, keep: true, seal: true, why: s.Why}
 			switch {
-			case s.How == SealFile:
+			case s.How == SealFile, s.Source != "" && !writable(sorted, s.Source):
 				n.op, n.source, n.text, n.kind = OpCover, "", s.Text, KindFile
 			case s.Source != "":
 				n.source = s.Source
@@ -71,6 +71,15 @@ func (c *compiler) seals() error {
 		}
 	}
 	return nil
+}
+
+// writable reports whether the agent can write a host path in some place of its view: what a
+// link leads to must not be shown for the link's sake.
+func writable(sorted []rule, path string) bool {
+	return slices.ContainsFunc(sorted, func(r rule) bool {
+		return r.op == OpBind && r.access == ReadWrite && !r.private && inside(path, r.source) &&
+			ownerOf(sorted, filepath.Join(r.target, strings.TrimPrefix(path, r.source))).target == r.target
+	})
 }
 
 // granted reports whether the operator opened this very path for writing.

@@ -99,3 +99,24 @@ func TestRepositoryOfALinkedWorktreeIsReadOnlyWithIslands(t *testing.T) {
 		t.Errorf("not said: %q", plan.Notes)
 	}
 }
+
+// The source of a seal is what a link in the agent's own folder leads to.
+func TestSealShowsNothingThatTheAgentCannotWrite(t *testing.T) {
+	p, h := alice(), debian()
+	p.Workspace = app
+	h.file("/home/alice/.ssh/id_rsa", "key").file(app+"/real", "").link(app+"/.git/config", "/home/alice/.ssh/id_rsa").link(app+"/.git/inner", app+"/real")
+	p.Seals = []Seal{
+		{Path: app + "/.git/config", Kind: KindFile, Source: "/home/alice/.ssh/id_rsa", How: SealReadOnly, Why: "x"},
+		{Path: app + "/.git/inner", Kind: KindFile, Source: app + "/real", How: SealReadOnly, Why: "x"},
+	}
+	want := []string{"pin " + app + "/.git rw", "cover " + app + "/.git/config ro", "bind " + app + "/.git/inner ro"}
+	plan := mustCompile(t, p, h)
+	if d := cmp.Diff(want, sealedMounts(plan)); d != "" {
+		t.Error(d)
+	}
+	for _, m := range plan.Mounts {
+		if m.Source == "/home/alice/.ssh/id_rsa" {
+			t.Errorf("shown: %+v", m)
+		}
+	}
+}

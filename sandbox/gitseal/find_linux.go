@@ -146,11 +146,16 @@ func (f *finder) seal(path, why string) bool {
 	case os.ModeSymlink:
 		real, kind, err := resolve(path)
 		switch {
-		case err == nil && kind == sandbox.KindFile:
+		case err != nil || !f.writable(real):
+			// The agent may have made the link: what it leads to is not for showing, nor whether
+			// there is anything.
+			s.How = sandbox.SealFile
+			f.note("%s is a link that leads out of the folders that the agent can write, or nowhere: inside it is seen as an empty file", path)
+		case kind == sandbox.KindFile:
 			// The file goes over the link, and stands sealed where it is as well.
 			s.Kind, s.Source = sandbox.KindFile, real
 			f.seal(real, why)
-		case err == nil && kind == sandbox.KindDir:
+		case kind == sandbox.KindDir:
 			// No mount of a directory goes over a link: an empty file does, so that the link
 			// stays what it is. Inside there are no hooks, then.
 			s.How = sandbox.SealFile
@@ -158,7 +163,7 @@ func (f *finder) seal(path, why string) bool {
 			f.note("%s is a link to a folder: inside it is seen as an empty file", path)
 		default:
 			s.How = sandbox.SealFile
-			f.note("%s is a link that leads nowhere: inside it is seen as an empty file", path)
+			f.note("%s is a link to no regular file: inside it is seen as an empty file", path)
 		}
 	default:
 		return true // a FIFO, a socket: git reads no configuration from there that could stay
@@ -179,7 +184,12 @@ func (f *finder) sealConfig(path, why string) bool {
 	if !ok || s.Kind != sandbox.KindFile || s.How != sandbox.SealReadOnly {
 		return true
 	}
-	if text, ok := readWhole(path, maxCopy); ok {
+	at := path
+	if s.Source != "" {
+		at = s.Source
+	}
+	// What the agent will see is read without following a link: it lies where it can write.
+	if text, ok := readHere(at, maxCopy); ok {
 		f.seals[path] = sandbox.Seal{Path: path, Kind: sandbox.KindFile, How: sandbox.SealFile, Text: text, Why: why}
 	}
 	return true
@@ -197,17 +207,24 @@ func (f *finder) dotgit(path string) {
 		f.gitDir(path, tree)
 	case os.ModeSymlink:
 		real, kind, err := resolve(path)
-		if err != nil || kind != sandbox.KindDir {
+		if err == nil && kind == sandbox.KindFile {
 			f.seal(path, "the .git of "+tree)
 			return
 		}
-		// A .git file that says the same goes over the link, which the agent could replace.
-		f.seals[path] = sandbox.Seal{Path: path, How: sandbox.SealFile, Text: "gitdir: " + real + "\n", Why: "the .git link of " + tree}
-		if f.writable(real) {
-			f.gitDir(real, tree)
-			return
+		// A .git file that says the same goes over the link, which the agent could replace. Where
+		// a link leads that it made itself, and whether to anything, it is not told.
+		to, lerr := os.Readlink(path)
+		if lerr != nil || err == nil && f.writable(real) {
+			to = real
 		}
-		f.note("%s leads to %s, which the agent does not see: git does not work there; grant it with --grant %s:rw", path, real, real)
+		f.seals[path] = sandbox.Seal{Path: path, How: sandbox.SealFile, Text: "gitdir: " + to + "\n", Why: "the .git link of " + tree}
+		switch {
+		case err != nil || kind != sandbox.KindDir:
+		case f.writable(real):
+			f.gitDir(real, tree)
+		default:
+			f.note("%s leads to %s, which the agent does not see: git does not work there; grant it with --grant %s:rw", path, real, real)
+		}
 	case 0:
 		f.seal(path, "the .git file of "+tree)
 		to, ok := strings.CutPrefix(readPointer(path), "gitdir: ")
@@ -587,6 +604,25 @@ func readWhole(path string, most int) (string, bool) {
 	if err != nil {
 		return "", false
 	}
+	return readAt(at, most)
+}
+
+// readHere is readWhole that follows no link on the way.
+func readHere(path string, most int) (string, bool) {
+	root, err := pathfd.Open("/")
+	if err != nil {
+		return "", false
+	}
+	defer unix.Close(root)
+	at, err := pathfd.Absolute(root, path, 0)
+	if err != nil {
+		return "", false
+	}
+	return readAt(at, most)
+}
+
+// readAt reads what an O_PATH descriptor stands for, and closes it.
+func readAt(at, most int) (string, bool) {
 	defer unix.Close(at)
 	if mode, err := pathfd.Mode(at); err != nil || mode != unix.S_IFREG {
 		return "", false
