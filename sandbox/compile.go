@@ -647,6 +647,8 @@ func (c *compiler) layout() ([]Mount, error) {
 			above := stack[len(stack)-1]
 			create = above.private || above.op == OpTmpfs
 			switch {
+			case above.kind != KindDir && (above.seal || r.seal):
+				return nil, &ChangedError{Path: r.target, Err: errors.New(above.target + " was a file and a folder")}
 			case above.kind != KindDir:
 				return nil, fmt.Errorf("%s lies in %s, which is a file", r.target, above.target)
 			case r.op == OpBind && above.op == OpBind && above.access == r.access && !above.private && !r.keep &&
@@ -666,6 +668,8 @@ func (c *compiler) layout() ([]Mount, error) {
 					continue
 				case errors.Is(err, fs.ErrNotExist) && r.op == OpCover:
 					continue // what was to be covered is gone
+				case err != nil && r.op == OpCover:
+					return nil, &ChangedError{Path: host, Err: err}
 				case err != nil && (r.op == OpLink || r.op == OpFile):
 					continue
 				case err != nil:

@@ -10,8 +10,9 @@ import (
 	"agentconnect.md/sandbox/sandbox"
 )
 
-// attempts bounds how often a plan is made anew because something found was gone again.
-const attempts = 50
+// attempts bounds how often a plan is made anew because something found was gone again; who
+// starts a program tries again, too.
+const attempts = 3
 
 // Compile looks through the folders that the policy opens for writing and compiles the
 // policy with what it found. With hooks it makes the one thing that this project leaves

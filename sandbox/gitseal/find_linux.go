@@ -29,6 +29,7 @@ const (
 // finder gathers what is found.
 type finder struct {
 	o     Options
+	root  int // the host's /
 	found Found
 	seals map[string]sandbox.Seal
 	done  map[string]bool // git directories and common directories looked at
@@ -50,7 +51,11 @@ type top struct {
 // agent could make one.
 func Find(o Options) *Found {
 	f := &finder{
-		o: o, seals: map[string]sandbox.Seal{}, done: map[string]bool{}, tops: map[string][]top{}, absent: map[string]bool{}, notes: map[string]bool{}, configs: map[string][]Entry{},
+		o: o, root: -1, seals: map[string]sandbox.Seal{}, done: map[string]bool{}, tops: map[string][]top{}, absent: map[string]bool{}, notes: map[string]bool{}, configs: map[string][]Entry{},
+	}
+	var err error
+	if f.root, err = pathfd.Open("/"); err == nil {
+		defer unix.Close(f.root)
 	}
 	limits := o.Limits.filled()
 	w := walk(o.Roots, limits)
@@ -133,6 +138,16 @@ func (f *finder) throwaway(path string) bool {
 // seal makes what stands at path unchangeable, whatever it is; nothing there is nothing to
 // seal. It reports whether something is there.
 func (f *finder) seal(path, why string) bool {
+	if link := f.linkAbove(path); link != "" {
+		// A mount point with a link on the way is none: the link stays what it is, and what it
+		// leads to is sealed where it is.
+		f.seal(link, why)
+		if dir, kind, err := resolve(filepath.Dir(path)); err == nil && kind == sandbox.KindDir && f.writable(dir) {
+			return f.seal(filepath.Join(dir, filepath.Base(path)), why)
+		}
+		_, err := os.Lstat(path)
+		return err == nil
+	}
 	st, err := os.Lstat(path)
 	if err != nil || !f.writable(path) || slices.Contains(f.o.Roots, path) {
 		return err == nil
@@ -174,6 +189,34 @@ func (f *finder) seal(path, why string) bool {
 	return true
 }
 
+// linkAbove gives the first link on the way from a root to what path lies in.
+func (f *finder) linkAbove(path string) string {
+	fd, err := pathfd.Absolute(f.root, filepath.Dir(path), unix.O_DIRECTORY)
+	if err == nil {
+		unix.Close(fd)
+		return ""
+	}
+	for _, r := range f.o.Roots {
+		if !inside(path, r) {
+			continue
+		}
+		for dir := r; ; {
+			rest := strings.TrimPrefix(path[len(dir):], "/")
+			name, _, more := strings.Cut(rest, "/")
+			if !more {
+				return ""
+			}
+			dir = filepath.Join(dir, name)
+			if st, err := os.Lstat(dir); err != nil {
+				return ""
+			} else if st.Mode().Type() == os.ModeSymlink {
+				return dir
+			}
+		}
+	}
+	return ""
+}
+
 // sealConfig seals a configuration file. Inside a copy stands for it, so that nothing there
 // ever holds the host's own file open: see package sealguard.
 func (f *finder) sealConfig(path, why string) bool {
@@ -189,7 +232,7 @@ func (f *finder) sealConfig(path, why string) bool {
 		at = s.Source
 	}
 	// What the agent will see is read without following a link: it lies where it can write.
-	if text, ok := readHere(at, maxCopy); ok {
+	if text, ok := f.readHere(at, maxCopy); ok {
 		f.seals[path] = sandbox.Seal{Path: path, Kind: sandbox.KindFile, How: sandbox.SealFile, Text: text, Why: why}
 	}
 	return true
@@ -608,13 +651,8 @@ func readWhole(path string, most int) (string, bool) {
 }
 
 // readHere is readWhole that follows no link on the way.
-func readHere(path string, most int) (string, bool) {
-	root, err := pathfd.Open("/")
-	if err != nil {
-		return "", false
-	}
-	defer unix.Close(root)
-	at, err := pathfd.Absolute(root, path, 0)
+func (f *finder) readHere(path string, most int) (string, bool) {
+	at, err := pathfd.Absolute(f.root, path, 0)
 	if err != nil {
 		return "", false
 	}

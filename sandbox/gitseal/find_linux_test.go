@@ -259,3 +259,22 @@ func TestOddNamesAndBrokenFiles(t *testing.T) {
 		}
 	}
 }
+
+// A control file behind a linked folder has no mount point there: the link is sealed, and the
+// file where it is, if the agent can write there; else nothing of it is shown.
+func TestFileBehindALinkedFolderIsSealedWhereItIs(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`mkdir -p out ws; echo out > out/attributes; git init -q ws/a; git init -q ws/b; mkdir ws/shared; rm -r ws/a/.git/info ws/b/.git/info; echo in > ws/shared/attributes; ln -s ../../shared ws/a/.git/info; ln -s ../../../out ws/b/.git/info`)
+	f := p.find(Limits{})
+	got := p.seals(f, sandbox.SealReadOnly, sandbox.SealFile)
+	for _, want := range []string{"ws/a/.git/info", "ws/shared/attributes", "ws/b/.git/info"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("%s is not sealed: %q", want, got)
+		}
+	}
+	for _, s := range f.Seals {
+		if s.Path == p.path("ws/a/.git/info/attributes") || s.Path == p.path("ws/b/.git/info/attributes") || !strings.HasPrefix(s.Path, p.path("ws")) || s.Source != "" && !strings.HasPrefix(s.Source, p.path("ws")) || strings.Contains(s.Text, "out") {
+			t.Errorf("%+v", s)
+		}
+	}
+}

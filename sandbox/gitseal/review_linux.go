@@ -206,12 +206,12 @@ func setAside(path string) (string, error) {
 		return "", err
 	}
 	defer unix.Close(root)
-	dir, err := pathfd.Absolute(root, filepath.Dir(path), unix.O_DIRECTORY)
+	dir, name, err := pathfd.Parent(root, path)
 	if err != nil {
 		return "", err
 	}
 	defer unix.Close(dir)
-	return aside, unix.Renameat2(dir, filepath.Base(path), dir, filepath.Base(aside), unix.RENAME_NOREPLACE)
+	return aside, unix.Renameat2(dir, name, dir, filepath.Base(aside), unix.RENAME_NOREPLACE)
 }
 
 // maxIndex bounds an index that is read, in bytes.

@@ -355,11 +355,12 @@ func rel(target string) string { return strings.TrimPrefix(target, "/") }
 // point opens the mount point of m in the tree, and makes it where the plan allows.
 func (b *builder) point(m *sandbox.Mount) (int, error) {
 	fd, err := pathfd.Beneath(b.tree, rel(m.Target), 0)
-	if err == nil && (!m.Create || b.suits(fd, m)) {
-		return fd, nil
-	}
-	if fd >= 0 {
+	if err == nil {
+		if b.suits(fd, m) {
+			return fd, nil
+		}
 		unix.Close(fd)
+		err = errKind
 	}
 	if !m.Create {
 		return -1, err
@@ -373,10 +374,10 @@ func (b *builder) point(m *sandbox.Mount) (int, error) {
 }
 
 // suits reports whether a found mount point has the kind of what goes there, or is a
-// socket to cover.
+// socket to cover. On the host a link may stand there, which a file is mounted over.
 func (b *builder) suits(fd int, m *sandbox.Mount) bool {
 	mode, err := pathfd.Mode(fd)
-	return err == nil && (mode == unix.S_IFDIR) == (m.Kind == sandbox.KindDir) && mode != unix.S_IFLNK
+	return err == nil && (mode == unix.S_IFDIR) == (m.Kind == sandbox.KindDir) && (mode != unix.S_IFLNK || !m.Create)
 }
 
 // parents opens the directory that m.Target lies in, making what misses on the way.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -65,6 +66,17 @@ func Absolute(root int, path string, flags uint64) (int, error) {
 		return -1, &fs.PathError{Op: "openat2", Path: path, Err: unwrap(err)}
 	}
 	return fd, nil
+}
+
+// Parent opens the directory that an absolute path lies in, as Absolute does, and gives the
+// name in it: for what is done to the name itself, which no link on the way may lead elsewhere.
+func Parent(root int, path string) (dir int, name string, err error) {
+	name = filepath.Base(path)
+	if name == "/" || name == "." || name == ".." {
+		return -1, "", fmt.Errorf("%q: no name in a directory", path)
+	}
+	dir, err = Absolute(root, filepath.Dir(path), unix.O_DIRECTORY)
+	return dir, name, err
 }
 
 func unwrap(err error) error {

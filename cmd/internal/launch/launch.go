@@ -44,6 +44,9 @@ type Start struct {
 	// DieWithParent ends the program with the process that started it, where there is no
 	// boundary; with one, the plan says.
 	DieWithParent bool
+	// Calm, where it is set, has whatever may change the host's tree stand still until the
+	// function that it returns is called: for a start that others keep from success.
+	Calm func() (resume func())
 	// Place runs between the fork and the opened gate, with the launcher's pid: here the
 	// process is put where its limits are, while the launcher builds the view. An error ends
 	// the start, after the launcher's own if it has one; nothing has run. Its context ends when
@@ -65,6 +68,9 @@ func (i *Inside) Close() {
 // attempts bounds how often a start is tried again because the host's tree changed.
 const attempts = 50
 
+// calmAfter is how many attempts are made while all others go on.
+const calmAfter = 3
+
 // UnavailableError says that the boundary cannot start on this host as it is now.
 type UnavailableError struct{ Err error }
 
@@ -78,19 +84,25 @@ func (e *UnavailableError) Unwrap() error { return e.Err }
 // step failed; then nothing of the program has run and nothing is left.
 func (s *Start) Run(ctx context.Context) (*Process, error) {
 	var last error
-	for range attempts {
+	for n := range attempts {
 		if err := ctx.Err(); err != nil {
 			return nil, errors.Join(err, last)
 		}
+		resume := func() {}
+		if n >= calmAfter && s.Calm != nil {
+			resume = s.Calm()
+		}
 		p, err := s.once(ctx)
+		resume()
 		if err == nil {
 			return p, nil
 		}
 		var le *wire.LaunchError
-		if !errors.As(err, &le) {
+		switch {
+		case errors.As(err, new(*sandbox.ChangedError)):
+		case !errors.As(err, &le):
 			return nil, err
-		}
-		if !le.Retry {
+		case !le.Retry:
 			return nil, &UnavailableError{Err: err}
 		}
 		last = err

@@ -52,12 +52,13 @@ type box struct {
 	ns      *Namespaces
 	mounts  *os.File          // its mountinfo, which can be waited for
 	targets map[string]string // host path → path inside, of what is sealed
+	knows   map[string]bool   // host paths that are sealed, pinned or missed in it
 }
 
 // Guard watches the seals of one agent.
 type Guard struct {
-	o    Options
-	root int
+	o     Options
+	place place
 
 	mu     sync.Mutex
 	seals  map[string]*seal
@@ -70,6 +71,8 @@ type Guard struct {
 	signal chan os.Signal
 	relay  chan struct{} // closed when no signal is relayed any more
 	frozen bool          // nothing of the agent runs now
+	calm   int           // how many starts want all others to stand still
+	halted map[*box]bool // for them
 	full   bool          // no more folders can be watched
 	closed bool
 
@@ -83,9 +86,9 @@ func New(o Options) (*Guard, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Guard{o: o, root: -1, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, boxes: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
+	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
 	var err error
-	if g.root, err = pathfd.Open("/"); err == nil {
+	if g.place.root, err = pathfd.Open("/"); err == nil {
 		if g.inotify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err == nil {
 			g.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 		}
@@ -108,7 +111,7 @@ func New(o Options) (*Guard, error) {
 }
 
 func (g *Guard) closeFDs() {
-	for _, fd := range []int{g.root, g.inotify, g.wake} {
+	for _, fd := range []int{g.place.root, g.inotify, g.wake} {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
@@ -152,13 +155,23 @@ func (g *Guard) Add(plan *sandbox.Plan, absent []string, sb Sandbox) (remove fun
 	if err != nil {
 		return nil, err
 	}
-	b := &box{sandbox: sb, ns: ns, targets: map[string]string{}}
+	b := &box{sandbox: sb, ns: ns, targets: map[string]string{}, knows: map[string]bool{}}
 	if b.mounts, err = os.Open("/proc/" + strconv.Itoa(sb.Init()) + "/mountinfo"); err != nil {
 		ns.Close()
 		return nil, err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	// What a sandbox that runs already was started without it may change, having made it perhaps:
+	// that is reviewed at the end, and not held against it.
+	common := func(path string) bool {
+		for o := range g.boxes {
+			if !o.knows[path] {
+				return false
+			}
+		}
+		return true
+	}
 	for i := range plan.Mounts {
 		m := &plan.Mounts[i]
 		if !m.Sealed {
@@ -174,13 +187,17 @@ func (g *Guard) Add(plan *sandbox.Plan, absent []string, sb Sandbox) (remove fun
 		if !m.Pinned {
 			b.targets[path] = m.Target
 		}
-		if g.seals[path] == nil {
+		b.knows[path] = true
+		if g.seals[path] == nil && common(path) {
 			g.hold(path, m)
 		}
 	}
 	for _, p := range absent {
-		g.absent[p] = true
-		g.look(filepath.Dir(p))
+		b.knows[p] = true
+		if common(p) {
+			g.absent[p] = true
+			g.look(filepath.Dir(p))
+		}
 	}
 	g.boxes[b] = true
 	g.rouse()
@@ -216,7 +233,7 @@ func (g *Guard) drop(b *box) {
 
 // hold begins to watch one path. The lock is held.
 func (g *Guard) hold(path string, m *sandbox.Mount) {
-	fd, err := pathfd.Absolute(g.root, path, 0)
+	fd, err := pathfd.Absolute(g.place.root, path, 0)
 	if err != nil {
 		g.absent[path] = true // gone since the plan was made
 		g.look(filepath.Dir(path))
@@ -340,7 +357,7 @@ func (g *Guard) events(buf []byte) (concerns bool) {
 func (g *Guard) check() {
 	var lost []*seal
 	for _, s := range g.seals {
-		if fd, err := pathfd.Absolute(g.root, s.path, 0); err != nil {
+		if fd, err := pathfd.Absolute(g.place.root, s.path, 0); err != nil {
 			lost = append(lost, s)
 		} else {
 			if id, _ := identify(fd); id != s.id {
@@ -351,7 +368,7 @@ func (g *Guard) check() {
 	}
 	var came []string
 	for p := range g.absent {
-		if _, err := os.Lstat(p); err == nil {
+		if _, err := g.place.stat(p); err == nil {
 			came = append(came, p)
 		}
 	}
@@ -389,6 +406,9 @@ func (g *Guard) still(do func()) {
 	defer func() { g.frozen = false }()
 	var frozen []*box
 	for b := range g.boxes {
+		if g.halted[b] {
+			continue
+		}
 		if err := b.sandbox.Freeze(); err != nil {
 			g.stop(fmt.Sprintf("a git seal was lost and the agent could not be halted (%v)", err))
 			return
@@ -406,6 +426,39 @@ func (g *Guard) still(do func()) {
 	}
 }
 
+// Calm has everything of the agent stand still until resume is called. What cannot be halted
+// goes on. The guard goes on, too: whoever reads a file under a lease waits for it.
+func (g *Guard) Calm() (resume func()) {
+	if g == nil {
+		return func() {}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.calm++
+	for b := range g.boxes {
+		if g.halted[b] {
+			continue
+		}
+		if err := b.sandbox.Freeze(); err != nil {
+			g.o.Log.Warn("the agent cannot be halted for a start beside it", "error", err)
+		}
+		g.halted[b] = true // also what was halted in part
+	}
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.calm--; g.calm > 0 {
+			return
+		}
+		for b := range g.halted {
+			if err := b.sandbox.Thaw(); err != nil && g.boxes[b] {
+				g.stop(fmt.Sprintf("the agent was halted for a start beside it and does not go on (%v)", err))
+			}
+		}
+		clear(g.halted)
+	}
+}
+
 // stop ends the agent. The lock is held.
 func (g *Guard) stop(why string) {
 	g.say(audit.Record{Kind: audit.KindGit, Event: "stopped", Text: "the agent is stopped: " + why})
@@ -420,7 +473,7 @@ func (g *Guard) stop(why string) {
 
 // restore puts one seal right while everything of the agent stands still.
 func (g *Guard) restore(s *seal) error {
-	here, err := pathfd.Absolute(g.root, s.path, 0)
+	here, err := pathfd.Absolute(g.place.root, s.path, 0)
 	if err == nil {
 		id, _ := identify(here)
 		unix.Close(here)
@@ -433,14 +486,14 @@ func (g *Guard) restore(s *seal) error {
 	if rerr == nil && unix.Fstat(s.fd, &st) == nil && st.Nlink > 0 && !strings.HasSuffix(was, " (deleted)") && was != s.path && g.o.Nesting {
 		return g.moveBack(s, was)
 	}
-	if _, perr := os.Lstat(filepath.Dir(s.path)); err != nil && perr != nil {
+	if _, perr := g.place.stat(filepath.Dir(s.path)); err != nil && errors.Is(perr, os.ErrNotExist) {
 		g.forget(s) // it went with its folder, which the host moved or removed
 		return nil  //nolint:nilerr // there is nothing left to seal
 	}
 	switch {
 	case err != nil && s.dir && !s.pin:
 		// An empty one takes its place: a new name cannot be forbidden, a folder can be sealed.
-		if err := os.Mkdir(s.path, 0o755); err != nil {
+		if err := g.place.mkdir(s.path, 0o755); err != nil {
 			return err
 		}
 		return g.attach(s, "removed on the host; an empty one is sealed in its place")
@@ -473,14 +526,14 @@ func (g *Guard) moveBack(s *seal, was string) error {
 	if !slices.ContainsFunc(g.o.Roots, func(r string) bool { return strings.HasPrefix(was, r+"/") }) {
 		return fmt.Errorf("it was moved to %s", was)
 	}
-	err := unix.Renameat2(unix.AT_FDCWD, was, unix.AT_FDCWD, s.path, unix.RENAME_EXCHANGE)
+	err := g.place.rename(was, s.path, unix.RENAME_EXCHANGE)
 	if errors.Is(err, unix.ENOENT) {
-		err = unix.Renameat2(unix.AT_FDCWD, was, unix.AT_FDCWD, s.path, unix.RENAME_NOREPLACE)
+		err = g.place.rename(was, s.path, unix.RENAME_NOREPLACE)
 	}
 	if err != nil {
 		return err
 	}
-	fd, err := pathfd.Absolute(g.root, s.path, 0)
+	fd, err := pathfd.Absolute(g.place.root, s.path, 0)
 	if err != nil {
 		return err
 	}
@@ -494,7 +547,7 @@ func (g *Guard) moveBack(s *seal, was string) error {
 
 // restoreDir seals a folder that the host put in place of a sealed one, if it holds the same.
 func (g *Guard) restoreDir(s *seal) error {
-	fd, err := pathfd.Absolute(g.root, s.path, unix.O_DIRECTORY)
+	fd, err := pathfd.Absolute(g.place.root, s.path, unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
@@ -539,7 +592,7 @@ func (g *Guard) restoreFile(s *seal) error {
 			return fmt.Errorf("its content before: %w", err)
 		}
 	}
-	now, err := readRegular(s.path, maxFile)
+	now, err := g.place.read(s.path, maxFile)
 	if err == nil && (s.trusted || g.same(s.path, old, now)) {
 		if err := g.fresh(s.path, now); err != nil {
 			return err
@@ -547,11 +600,11 @@ func (g *Guard) restoreFile(s *seal) error {
 		s.content = now
 		return g.attach(s, "rewritten on the host; it is sealed again")
 	}
-	aside, aerr := setAside(s.path)
+	aside, aerr := g.place.setAside(s.path)
 	if aerr != nil {
 		return aerr
 	}
-	if err := write(s.path, old, modeOf(s.fd)); err != nil {
+	if err := g.place.write(s.path, old, modeOf(s.fd)); err != nil {
 		return err
 	}
 	detail := map[string]string{"setAside": audit.Printable(aside)}
@@ -581,7 +634,7 @@ func (g *Guard) same(path, old, now string) bool {
 
 // fresh gives a file another inode if somebody may hold it open for writing.
 func (g *Guard) fresh(path, content string) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := g.place.open(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -595,12 +648,12 @@ func (g *Guard) fresh(path, content string) error {
 	if err != nil {
 		return err
 	}
-	return write(path, content, st.Mode().Perm())
+	return g.place.write(path, content, st.Mode().Perm())
 }
 
 // attach makes what stands at the path of s the sealed inode, in every sandbox.
 func (g *Guard) attach(s *seal, said string) error {
-	fd, err := pathfd.Absolute(g.root, s.path, 0)
+	fd, err := pathfd.Absolute(g.place.root, s.path, 0)
 	if err != nil {
 		return err
 	}
@@ -636,8 +689,8 @@ func (g *Guard) attach(s *seal, said string) error {
 
 // setAside moves what must not be there to a name that git does not obey.
 func (g *Guard) setAside(path string) {
-	text, _ := readRegular(path, 4<<10)
-	aside, err := setAside(path)
+	text, _ := g.place.read(path, 4<<10)
+	aside, err := g.place.setAside(path)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			g.stop(fmt.Sprintf("%s appeared, which git on the host would obey, and cannot be moved aside: %v", path, err))
@@ -648,24 +701,6 @@ func (g *Guard) setAside(path string) {
 		Text: "appeared while the agent ran, and git on the host would obey it: it is set aside as " + audit.Printable(aside)})
 }
 
-func setAside(path string) (string, error) {
-	base := path + ".set-aside-" + time.Now().UTC().Format("20060102-150405")
-	for i := range 1000 {
-		aside := base
-		if i > 0 {
-			aside += "-" + strconv.Itoa(i)
-		}
-		err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, aside, unix.RENAME_NOREPLACE)
-		if !errors.Is(err, unix.EEXIST) {
-			if err != nil {
-				err = &os.PathError{Op: "rename", Path: path, Err: err}
-			}
-			return aside, err
-		}
-	}
-	return "", &os.PathError{Op: "rename", Path: path, Err: unix.EEXIST}
-}
-
 func modeOf(fd int) os.FileMode {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -674,37 +709,24 @@ func modeOf(fd int) os.FileMode {
 	return os.FileMode(st.Mode & 0o777)
 }
 
-// write puts a file there by rename.
-func write(path, content string, mode os.FileMode) error {
-	tmp := path + ".agentconnect-new"
-	_ = os.Remove(tmp)
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(content)
-	err = errors.Join(err, f.Chmod(mode), f.Close())
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		os.Remove(tmp)
-	}
-	return err
-}
-
 func readRegular(path string, most int) (string, error) {
 	at, err := pathfd.Open(path)
 	if err != nil {
 		return "", err
 	}
+	return readAt(at, path, most)
+}
+
+// readAt reads what an O_PATH descriptor stands for, and closes it. A regular file alone is
+// opened: anything else might wait, or do something.
+func readAt(at int, path string, most int) (string, error) {
 	defer unix.Close(at)
 	if mode, err := pathfd.Mode(at); err != nil || mode != unix.S_IFREG {
 		return "", fmt.Errorf("%s: not a regular file", path)
 	}
-	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(at))
+	f, err := openHeld(at)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	defer f.Close()
 	st, err := f.Stat()

@@ -7,8 +7,13 @@
 package sealguard
 
 import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +48,12 @@ func (s *seal) take() bool {
 	if s.lease != nil {
 		return true
 	}
-	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(s.fd))
+	// Another agent's guard may hold one: asking for the file would take it away, and that one
+	// would ask for it again, in turn for ever.
+	if leased(s.id) {
+		return false
+	}
+	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(s.fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false
 	}
@@ -53,6 +63,42 @@ func (s *seal) take() bool {
 	}
 	s.lease = f
 	return true
+}
+
+// leased reports whether another process holds a lease on a file.
+func leased(id inode) bool {
+	f, err := os.Open("/proc/locks")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return parseLeased(f, id, os.Getpid())
+}
+
+// parseLeased reads lines as proc_locks(5) has them: "1: LEASE ACTIVE WRITE PID MAJ:MIN:INODE 0 EOF",
+// with MAJ and MIN in hexadecimal.
+func parseLeased(r io.Reader, id inode, self int) bool {
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(id.dev), unix.Minor(id.dev), id.ino)
+	s := bufio.NewScanner(r)
+	for s.Scan() {
+		f := strings.Fields(s.Text())
+		if len(f) > 5 && f[1] == "LEASE" && f[5] == file && f[4] != strconv.Itoa(self) {
+			return true
+		}
+	}
+	return false
+}
+
+// openHeld opens what an O_PATH descriptor stands for. Where it is under a lease, whoever holds
+// that is asked for it, and gets a while: to wait for ever, with the lock held, for one who
+// waits for us would be the end of both.
+func openHeld(at int) (*os.File, error) {
+	for end := time.Now().Add(openedWait); ; time.Sleep(openedStep) { //nolint:forbidigo // asked with a deadline
+		f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(at), os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if !errors.Is(err, unix.EAGAIN) || time.Now().After(end) {
+			return f, err
+		}
+	}
 }
 
 // patient takes the lease as soon as nobody has the file open, but for no longer than to end.
@@ -130,10 +176,10 @@ func (g *Guard) opened() {
 // one stays out of its reach until the new file is sealed, so that is all the host's work.
 func (g *Guard) admit(s *seal) {
 	lock := s.path + ".lock"
-	if st, err := os.Lstat(lock); err == nil && time.Since(st.ModTime()) < staleLock {
-		if st.Mode().IsRegular() && st.Size() == 0 {
+	if is, empty := g.place.locked(lock); is {
+		if empty {
 			s.trusted = true
-		} else if aside, err := setAside(lock); err == nil {
+		} else if aside, err := g.place.setAside(lock); err == nil {
 			g.say(audit.Record{Kind: audit.KindGit, Event: "lock-tampered", Path: lock, Text: "the agent wrote into git's lock on a sealed file: it is set aside as " + audit.Printable(aside) + ", and the host's command fails; run it again"})
 		}
 	}
@@ -143,10 +189,10 @@ func (g *Guard) admit(s *seal) {
 // settled reports whether the host is done with a file: no lock of git's beside it, and the
 // lease on what stands there now is ours.
 func (g *Guard) settled(s *seal) bool {
-	if st, err := os.Lstat(s.path + ".lock"); err == nil && time.Since(st.ModTime()) < staleLock {
+	if is, _ := g.place.locked(s.path + ".lock"); is {
 		return false
 	}
-	fd, err := pathfd.Absolute(g.root, s.path, 0)
+	fd, err := pathfd.Absolute(g.place.root, s.path, 0)
 	if err != nil {
 		return true // what to do about it, check knows
 	}

@@ -67,21 +67,13 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 	st.Join = s.inside()
 	st.Private = wire.WithoutEnv(s.spec.Given, req.Env)
 	if s.spec.Sandboxed {
-		plan, err := s.compile()
-		if err != nil {
-			return refuse("%v", err)
-		}
-		if !filepath.IsAbs(dir) || plan.Explain(dir).Access == sandbox.Hidden {
-			return refuse("%s: not part of the agent's view; use the workspace %s or a folder below a grant", dir, s.spec.Dir)
-		}
-		// The first try is with the plan that was judged: a look through the folders is not free.
-		anew := st.Compile
+		compile := st.Compile
 		st.Compile = func() (*sandbox.Plan, error) {
-			if first := plan; first != nil {
-				plan = nil
-				return first, nil
+			plan, err := compile()
+			if err == nil && (!filepath.IsAbs(dir) || plan.Explain(dir).Access == sandbox.Hidden) {
+				err = fmt.Errorf("%s: not part of the agent's view; use the workspace %s or a folder below a grant", dir, s.spec.Dir)
 			}
-			return anew()
+			return plan, err
 		}
 	}
 	if req.TTY != nil {

@@ -136,7 +136,7 @@ func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 	st := launch.Start{Launcher: s.spec.Launcher, Argv: argv, Env: env, Dir: dir, DieWithParent: s.spec.Policy.DieWithParent}
 	if s.spec.Sandboxed {
 		st.Bwrap, st.BwrapIs = s.spec.Bwrap, s.spec.BwrapIs
-		st.Compile = s.compile
+		st.Compile, st.Calm = s.compile, s.guard.Calm
 		st.Ports = s.ports()
 	}
 	return st
