@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"agentconnect.md/sandbox/cmd/internal/audit"
@@ -370,6 +372,63 @@ func TestNothingThatASpinningAgentWritesWhileTheHostRewritesItsConfigurationEver
 			}
 		})
 	}
+}
+
+// memoryOf gives what a process keeps in memory, in KiB.
+func memoryOf(t *testing.T, p process) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmRSS:" {
+			n, err := strconv.Atoi(f[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no VmRSS in %s", b)
+	return 0
+}
+
+// The kernel drops what its queue does not hold. So that it does, the supervisor stands still
+// while the agent fills it from inside; the planted name comes last, and no event tells of it.
+func TestFloodOfNamesHidesNoPlantedFile(t *testing.T) {
+	limit, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
+	if err != nil {
+		t.Skip("missing: ", err)
+	}
+	queue, err := strconv.Atoi(strings.TrimSpace(string(limit)))
+	if err != nil || queue > 200_000 {
+		t.Skipf("missing: a queue that can be filled (%d, %v)", queue, err)
+	}
+	s := newSite(t)
+	ws := s.project("repo")
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.spin("alice", fmt.Sprintf(`while ! test -e go; do :; done; i=0; while test $i -lt %d; do : >.git/f$i; i=$((i+1)); done 2>/dev/null; echo ../evil >.git/commondir; : >flooded; sleep 600`, queue+1000))
+	supervisor := s.one("agentconnect-supervisor")
+	before := memoryOf(t, supervisor)
+	supervisor.signal(syscall.SIGSTOP)
+	defer supervisor.signal(syscall.SIGCONT)
+	s.write("repo/go", "")
+	s.until("the flood is over", func() bool { return exists(filepath.Join(ws, "flooded")) })
+	if !exists(filepath.Join(ws, ".git/commondir")) {
+		t.Fatal("nothing was planted")
+	}
+	supervisor.signal(syscall.SIGCONT)
+	s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git/commondir"))
+	if exists(filepath.Join(ws, ".git/commondir")) {
+		t.Error("commondir is still there")
+	}
+	if grown := memoryOf(t, supervisor) - before; grown > 16<<10 {
+		t.Errorf("the supervisor grew by %d KiB", grown)
+	}
+	s.untilState("alice", "running")
 }
 
 func TestWhatAHostileAgentLeavesIsInTheAuditLogWhenItStops(t *testing.T) {
