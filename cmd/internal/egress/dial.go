@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
@@ -81,6 +80,15 @@ func (g *Gateway) race(ctx context.Context, addrs []netip.Addr, port uint16, oth
 		addr netip.Addr
 		err  error
 	}
+	finish, now := beginTCP(netip.AddrPortFrom(addrs[0], port))
+	var errs []error
+	if now {
+		c, err := finish(ctx)
+		if err == nil {
+			return c, addrs[0].String(), nil
+		}
+		errs, addrs, finish = append(errs, err), addrs[1:], nil
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	results, more := make(chan result), make(chan []netip.Addr, 1)
 	running, asking := 0, false
@@ -98,13 +106,14 @@ func (g *Gateway) race(ctx context.Context, addrs []netip.Addr, port uint16, oth
 			a := addrs[0]
 			addrs = addrs[1:]
 			running++
+			begun := finish
+			finish = nil
 			go func() {
-				c, err := g.dialer().DialContext(ctx, "tcp", net.JoinHostPort(a.String(), strconv.Itoa(int(port))))
-				r := result{addr: a, err: err}
-				if err == nil {
-					r.c = c.(*net.TCPConn)
+				if begun == nil {
+					begun, _ = beginTCP(netip.AddrPortFrom(a, port))
 				}
-				results <- r
+				c, err := begun(ctx)
+				results <- result{c, a, err}
 			}()
 		case others != nil:
 			asking = true
@@ -114,7 +123,6 @@ func (g *Gateway) race(ctx context.Context, addrs []netip.Addr, port uint16, oth
 		}
 	}
 	next()
-	var errs []error
 	timer := time.NewTimer(g.times.stagger)
 	defer timer.Stop()
 	for running > 0 || asking {

@@ -84,7 +84,11 @@ func (g *Gateway) admit(f *flow) (why string) {
 func (g *Gateway) over(f *flow) {
 	g.mu.Lock()
 	delete(g.flows, f)
+	none := len(g.flows) == 0
 	g.mu.Unlock()
+	if none {
+		dropPipes()
+	}
 	g.wg.Done()
 }
 

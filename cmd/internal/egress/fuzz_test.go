@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -137,5 +139,48 @@ func FuzzRequest(f *testing.F) {
 		if got.ContentLength != r.length && !(r.length == -1 && len(got.TransferEncoding) == 1) {
 			t.Fatalf("%q has a body of %d here, %d there", raw[:end], r.length, got.ContentLength)
 		}
+	})
+}
+
+// heard is a side of a connection that has said all it will, and keeps what it is told.
+type heard struct {
+	net.Conn
+	says  *bytes.Reader
+	total bytes.Buffer
+}
+
+func (h *heard) Read(b []byte) (int, error)  { return h.says.Read(b[:min(len(b), 7)]) }
+func (h *heard) Write(b []byte) (int, error) { return h.total.Write(b) }
+func (h *heard) CloseWrite() error           { return nil }
+
+// FuzzAnswer: whatever a server says before it says whether the connection stays HTTP, the
+// client gets the same bytes in the same order, and only a final answer ends the look.
+func FuzzAnswer(f *testing.F) {
+	for _, s := range []string{
+		"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nbytes", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 403 No\r\n\r\n",
+		"HTTP/1.1 103 Early\n\nHTTP/1.0 200\n\n", "HTTP/1.1 +20 OK\r\n\r\n", "SSH-2.0-x\r\n", "\r\n\r\n", "HTTP/1.1 99\r\n\r\n",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		server, client := &heard{says: bytes.NewReader(raw)}, &heard{}
+		g := newGate()
+		g.want()
+		in := newIntake(server)
+		var count atomic.Uint64
+		err := g.look(in, client, &count)
+		if got := client.total.Bytes(); !bytes.HasPrefix(raw, got) || count.Load() != uint64(len(got)) {
+			t.Fatalf("%q came as %q, counted %d", raw, got, count.Load())
+		}
+		if err == nil {
+			status := <-g.status
+			if g.wants() || status < 100 || status > 999 || status/100 == 1 && status != 101 {
+				t.Fatalf("ends with %d", status)
+			}
+			if len(in.held()) != 0 {
+				t.Fatalf("%q is kept back", in.held())
+			}
+		}
+		in.release()
 	})
 }

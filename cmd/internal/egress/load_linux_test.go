@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 )
 
@@ -223,6 +225,94 @@ func TestAThousandConnectionsAndReadersThatNeverRead(t *testing.T) {
 	t.Logf("%d connections: %d KiB more, the servers' buffers of %d KiB included", 2*n, heap>>10, n*64)
 	for _, c := range append(idle, stuck...) {
 		c.Close()
+	}
+}
+
+func TestWidePipesAreFewAndNoneIsKept(t *testing.T) {
+	dropPipes()
+	fds := descriptors(t)
+	var taken []kernelPipe
+	wide := 0
+	for range maxWidePipes + 4 {
+		p, err := takePipe(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if taken = append(taken, p); p.most > plainPipe {
+			wide++
+		}
+	}
+	if wide > maxWidePipes {
+		t.Errorf("%d wide pipes, at most %d", wide, maxWidePipes)
+	} else if wide == 0 {
+		t.Error("there is no wide pipe")
+	}
+	for i, p := range taken {
+		givePipe(p, i%2 == 0)
+	}
+	if got := len(pipes.wide); got > maxFreeWidePipes {
+		t.Errorf("%d wide pipes are kept", got)
+	}
+	dropPipes()
+	if pipes.wides != 0 || descriptors(t) != fds {
+		t.Errorf("%d wide pipes and %d descriptors are left", pipes.wides, descriptors(t)-fds)
+	}
+}
+
+// What is full at first and then takes the connection, and what never answers.
+func TestConnectingThatTakesLong(t *testing.T) {
+	w := theWorld(t)
+	var fd int
+	var err error
+	w.internet.in(func() {
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return
+		}
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) // what was there before lingers
+		if err = unix.Bind(fd, &unix.SockaddrInet4{Port: 8080, Addr: parseAddr(webA).As4()}); err == nil {
+			err = unix.Listen(fd, 0)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	first, err := net.Dial("tcp", webA+":8080") // fills the queue
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	a := w.cage(t, policy(webA, dead))
+	a.g.times.connect = time.Hour
+	waits := a.dial(webA + ":8080")
+	_ = waits.SetDeadline(time.Now().Add(2 * time.Minute))
+	never := a.dial(dead + ":8080")
+	fmt.Fprint(waits, "x")
+	for range 2 { // the first one, and the one that waited
+		c, _, err := unix.Accept(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(c)
+		if _, err := unix.Write(c, []byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := io.ReadFull(waits, make([]byte, 5)); err != nil {
+		t.Errorf("the one that waited: %v", err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- a.g.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the gateway waits for a server that never answers")
+	}
+	if _, err := never.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client got %v", err)
 	}
 }
 

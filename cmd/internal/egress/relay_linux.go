@@ -11,45 +11,102 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spliceMost is how much is moved at once, in bytes: what a pipe holds.
-const spliceMost = 64 << 10
+// How much a pipe holds, in bytes. A stream that fills a plain one goes on with a wide one:
+// fewer calls and fewer wake-ups for the same bytes.
+const (
+	plainPipe = 64 << 10
+	widePipe  = 1 << 20
+)
 
 // kernelPipe is where bytes are between two sockets. It is held only while there are some:
 // a thousand connections that idle hold none, and the pipes of a user are counted.
-type kernelPipe struct{ r, w int }
+type kernelPipe struct {
+	r, w int
+	most int // that it holds
+}
 
 // pipes keeps a few that are empty.
 var pipes = struct {
-	mu   sync.Mutex
-	free []kernelPipe
+	mu    sync.Mutex
+	free  []kernelPipe
+	wide  []kernelPipe
+	wides int // that there are, used or free
 }{}
 
-const maxFreePipes = 16
+const (
+	maxFreePipes = 16
+	// A user has 16,384 pages for pipes (fs.pipe-user-pages-soft), and a wide one counts as 256. So
+	// there are few, and where no connection is left none is kept.
+	maxWidePipes     = 16
+	maxFreeWidePipes = 1
+)
 
-func takePipe() (kernelPipe, error) {
+// takePipe gives an empty pipe; a wide one if that is asked for and there can be one more.
+func takePipe(wide bool) (kernelPipe, error) {
 	pipes.mu.Lock()
-	if n := len(pipes.free); n > 0 {
-		p := pipes.free[n-1]
-		pipes.free = pipes.free[:n-1]
+	from := &pipes.free
+	if wide = wide && (len(pipes.wide) > 0 || pipes.wides < maxWidePipes); wide {
+		from = &pipes.wide
+	}
+	if n := len(*from); n > 0 {
+		p := (*from)[n-1]
+		*from = (*from)[:n-1]
 		pipes.mu.Unlock()
 		return p, nil
+	}
+	if wide {
+		pipes.wides++
 	}
 	pipes.mu.Unlock()
 	var fds [2]int
 	err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
-	return kernelPipe{fds[0], fds[1]}, err
+	p := kernelPipe{fds[0], fds[1], plainPipe}
+	if wide {
+		if err == nil {
+			// The kernel may have none to give: then it is a plain one.
+			if n, werr := unix.FcntlInt(uintptr(p.w), unix.F_SETPIPE_SZ, widePipe); werr == nil {
+				p.most = n
+			}
+		}
+		if p.most == plainPipe {
+			pipes.mu.Lock()
+			pipes.wides--
+			pipes.mu.Unlock()
+		}
+	}
+	return p, err
 }
 
-// givePipe takes an empty pipe back.
-func givePipe(p kernelPipe) {
+// givePipe takes a pipe back. One that is not empty is closed.
+func givePipe(p kernelPipe, empty bool) {
 	pipes.mu.Lock()
-	if len(pipes.free) < maxFreePipes {
-		pipes.free = append(pipes.free, p)
-		pipes.mu.Unlock()
-		return
+	kept, most := &pipes.free, maxFreePipes
+	wide := p.most > plainPipe
+	if wide {
+		kept, most = &pipes.wide, maxFreeWidePipes
+	}
+	keep := empty && len(*kept) < most
+	if keep {
+		*kept = append(*kept, p)
+	} else if wide {
+		pipes.wides--
 	}
 	pipes.mu.Unlock()
-	p.close()
+	if !keep {
+		p.close()
+	}
+}
+
+// dropPipes closes those that are kept.
+func dropPipes() {
+	pipes.mu.Lock()
+	all := append(pipes.free, pipes.wide...)
+	pipes.wides -= len(pipes.wide)
+	pipes.free, pipes.wide = nil, nil
+	pipes.mu.Unlock()
+	for _, p := range all {
+		p.close()
+	}
 }
 
 func (p kernelPipe) close() {
@@ -104,6 +161,7 @@ func pumpN(dst, src stream, n int64, count *atomic.Uint64) error {
 
 // splicePump is both; n < 0: until the end.
 func splicePump(to, from syscall.RawConn, n int64, count *atomic.Uint64, look func() (bool, error)) error {
+	wide := false
 	for n != 0 {
 		if end, err := waitReadable(from); end || err != nil {
 			if end && n > 0 {
@@ -119,7 +177,8 @@ func splicePump(to, from syscall.RawConn, n int64, count *atomic.Uint64, look fu
 				continue
 			}
 		}
-		moved, err := spliceSome(to, from, n, count)
+		moved, err := spliceSome(to, from, n, wide, count)
+		wide = wide || moved >= plainPipe
 		if err != nil {
 			return err
 		}
@@ -154,22 +213,17 @@ func recvPeek(fd int, b []byte) (int, error) {
 	}
 }
 
-// spliceSome moves what is there, n bytes at most where n is not negative.
-func spliceSome(to, from syscall.RawConn, n int64, count *atomic.Uint64) (moved int64, err error) {
-	p, err := takePipe()
+// spliceSome moves what is there, n bytes at most where n is not negative, and with a plain
+// pipe not much more than that holds.
+func spliceSome(to, from syscall.RawConn, n int64, wide bool, count *atomic.Uint64) (moved int64, err error) {
+	p, err := takePipe(wide)
 	if err != nil {
 		return 0, err
 	}
 	left := 0
-	defer func() {
-		if left == 0 {
-			givePipe(p)
-		} else {
-			p.close()
-		}
-	}()
+	defer func() { givePipe(p, left == 0) }()
 	for moved != n {
-		most := spliceMost
+		most := p.most
 		if n >= 0 {
 			most = int(min(int64(most), n-moved))
 		}
@@ -203,8 +257,8 @@ func spliceSome(to, from syscall.RawConn, n int64, count *atomic.Uint64) (moved 
 			moved += int64(out)
 			count.Add(uint64(out))
 		}
-		if got < 4<<10 {
-			break // mostly all there was
+		if got < 4<<10 || !wide && moved >= plainPipe {
+			break // mostly all there was, or more than is done this way
 		}
 	}
 	return moved, nil

@@ -13,3 +13,5 @@ func pump(dst, src stream, count *atomic.Uint64, g *gate) error {
 func pumpN(dst, src stream, n int64, count *atomic.Uint64) error {
 	return pumpCopyN(dst, src, n, count)
 }
+
+func dropPipes() {}

@@ -3,6 +3,8 @@ package netns_test
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -59,6 +61,16 @@ func beInside(what string) error {
 		return err
 	}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if in.Text() == "lo" {
+			out, _ := exec.Command("ip", "-d", "link", "show", "lo").CombinedOutput()
+			fmt.Println("lo ->", strings.Join(strings.Fields(string(out)), " "))
+			continue
+		}
+		if addr, ok := strings.CutPrefix(in.Text(), "much "); ok {
+			sum, err := exchangeMuch(addr)
+			fmt.Println(in.Text(), "->", sum, err)
+			continue
+		}
 		c, err := net.DialTimeout("tcp", in.Text(), 10*time.Second)
 		if err != nil {
 			fmt.Println(in.Text(), "-> refused")
@@ -69,6 +81,40 @@ func beInside(what string) error {
 		fmt.Println(in.Text(), "->", string(b))
 	}
 	return nil
+}
+
+const (
+	much     = 48 << 20
+	muchPort = 9000
+)
+
+// pattern is much, and its sum.
+func pattern() ([]byte, string) {
+	b := make([]byte, much)
+	for i := range b {
+		b[i] = byte(i>>16 ^ i*7)
+	}
+	return b, fmt.Sprintf("%x", sha256.Sum256(b))
+}
+
+// exchangeMuch sends much and, at the same time, gets much; it gives the sum of that.
+func exchangeMuch(addr string) (string, error) {
+	c, err := net.DialTimeout("tcp", addr, time.Minute)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	sent := make(chan error, 1)
+	go func() {
+		b, _ := pattern()
+		_, err := c.Write(b)
+		sent <- errors.Join(err, c.(*net.TCPConn).CloseWrite())
+	}()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, c); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil)), <-sent
 }
 
 func dial(t *testing.T, what string, addrs ...string) (*listeners.Set, map[string]string) {
@@ -117,8 +163,25 @@ func dial(t *testing.T, what string, addrs ...string) (*listeners.Set, map[strin
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		set.Accept(t.Context(), func(_ context.Context, c *net.TCPConn, dst netip.AddrPort) {
-			fmt.Fprintf(c, "%s", dst)
-			c.Close()
+			defer c.Close()
+			if dst.Port() != muchPort {
+				fmt.Fprintf(c, "%s", dst)
+				return
+			}
+			var up sync.WaitGroup
+			up.Go(func() {
+				sum := sha256.New()
+				_, err := io.Copy(sum, c)
+				if _, want := pattern(); err != nil || fmt.Sprintf("%x", sum.Sum(nil)) != want {
+					t.Errorf("%s: what came out is not what was sent: %v", dst, err)
+				}
+			})
+			b, _ := pattern()
+			if _, err := c.Write(b); err != nil {
+				t.Errorf("%s: %v", dst, err)
+			}
+			_ = c.CloseWrite()
+			up.Wait()
 		})
 	})
 	if err := cmd.Wait(); err != nil {
@@ -172,6 +235,26 @@ func TestAddressesAreThoseOfThePlan(t *testing.T) {
 	} {
 		if got[addr] != want {
 			t.Errorf("%s: %q, want %q", addr, got[addr], want)
+		}
+	}
+}
+
+// Large packets, where the kernel can, and nothing is lost in them, in either family.
+func TestMuchInLargePacketsArrivesWhole(t *testing.T) {
+	_, got := dial(t, "nat", "lo", "much 93.184.216.34:9000", "much [2606:2800::1]:9000")
+	_, want := pattern()
+	for _, addr := range []string{"93.184.216.34:9000", "[2606:2800::1]:9000"} {
+		if said := got["much "+addr]; said != want+" <nil>" {
+			t.Errorf("%s: %s", addr, said)
+		}
+	}
+	if !strings.Contains(got["lo"], "gso_max_size 524280") {
+		var u unix.Utsname
+		_ = unix.Uname(&u)
+		t.Logf("without large packets on Linux %s: %s", unix.ByteSliceToString(u.Release[:]), got["lo"])
+		var major, minor int
+		if fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); major > 6 || major == 6 && minor >= 3 {
+			t.Error("this kernel has them")
 		}
 	}
 }
