@@ -399,8 +399,9 @@ const joined = "pid "
 // ParseJoined reads it; 0: it is something else.
 func ParseJoined(line string) int {
 	rest, ok := strings.CutPrefix(line, joined)
-	pid, err := strconv.Atoi(strings.TrimSuffix(rest, "\n"))
-	if !ok || err != nil || pid <= 1 {
+	digits := strings.TrimSuffix(rest, "\n")
+	pid, err := strconv.Atoi(digits)
+	if !ok || err != nil || pid <= 1 || strconv.Itoa(pid) != digits {
 		return 0
 	}
 	return pid
