@@ -155,7 +155,7 @@ here-fuzz:
 	go run ./cmd/internal/testrun -only-fuzz -fuzz $(FUZZTIME) $(PKG)
 
 here-bench: build
-	bin/agentconnect-bench $(BENCH)
+	AGENTCONNECT_BENCH_SRT=$$(packaging/dev/npm-peer.sh || true) bin/agentconnect-bench $(BENCH)
 
 # vet compiles the tests, too.
 here-cross:

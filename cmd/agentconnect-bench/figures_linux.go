@@ -26,8 +26,8 @@ import (
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
-func figures() []figure {
-	return []figure{
+func figures(gigabytes int) []figure {
+	all := []figure{
 		{"boundary start", func(ctx context.Context, pairs int) ([]row, error) {
 			return start(ctx, pairs, 0, "boundary start, default view", "≤ 1.3")
 		}},
@@ -39,7 +39,14 @@ func figures() []figure {
 		{"relay latency", relayLatency},
 		{"relay throughput", relayThroughput},
 		{"memory", memory},
+		{"network streams", networkStreams},
+		{"network connections", networkConnections},
+		{"network memory", networkMemory},
 	}
+	if gigabytes > 0 {
+		all = append(all, figure{"network large", networkLarge(gigabytes)})
+	}
+	return all
 }
 
 // bed is an agent in a home of its own, gone after the measurement.
@@ -209,40 +216,11 @@ func execTrip(ctx context.Context, pairs int) ([]row, error) {
 		return nil, err
 	}
 	defer b.close()
-	cli := filepath.Join(filepath.Dir(b.programs.Guest), "agentconnect")
-	if _, err := os.Stat(cli); err != nil {
+	l, err := b.live(ctx)
+	if err != nil {
 		return nil, err
 	}
-	root := filepath.Join(b.dir, "root")
-	command := func(args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(ctx, cli, append([]string{"--root", root}, args...)...)
-		// Short, since a socket's path has a limit.
-		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR=")
-		return cmd
-	}
-	if out, err := command("agent", "add", "a", "--runtime", "selftest").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("agent add: %w: %s", err, out)
-	}
-	daemon := command("run", "--supervisor", "direct")
-	var said bytes.Buffer
-	daemon.Stderr = &said
-	if err := daemon.Start(); err != nil {
-		return nil, err
-	}
-	defer func() {
-		daemon.Process.Signal(os.Interrupt)
-		_ = daemon.Wait()
-	}()
-	for {
-		out, err := command("agent", "start", "a").CombinedOutput()
-		if err == nil {
-			break
-		}
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.ExitCode() != 75 || ctx.Err() != nil {
-			return nil, fmt.Errorf("agent start: %w: %s%s", err, out, said.Bytes())
-		}
-	}
+	defer l.stop()
 	plan, err := b.warm(ctx)
 	if err != nil {
 		return nil, err
@@ -250,7 +228,7 @@ func execTrip(ctx context.Context, pairs int) ([]row, error) {
 	args := append(rawArgs(plan), "--", "/bin/true")
 	var ours, peers []float64
 	for range pairs {
-		o, err := took(command("agent", "exec", "a", "--", "true"))
+		o, err := took(l.command("agent", "exec", "a", "--", "true"))
 		if err != nil {
 			return nil, err
 		}

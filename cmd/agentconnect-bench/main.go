@@ -26,25 +26,33 @@ type figure struct {
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == peerArg {
+		if err := peer(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "agentconnect-bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	pairs := flag.Int("pairs", 50, "how many pairs of starts are measured")
 	only := flag.String("only", "", "measure only the figures whose name holds this")
+	gigabytes := flag.Int("gigabytes", 0, "download so much through the gateway, too: \"network large\"")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := bench(ctx, *pairs, *only); err != nil {
+	if err := bench(ctx, *pairs, *only, *gigabytes); err != nil {
 		fmt.Fprintln(os.Stderr, "agentconnect-bench:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(ctx context.Context, pairs int, only string) error {
+func bench(ctx context.Context, pairs int, only string, gigabytes int) error {
 	if os.Getuid() == 0 {
 		return fmt.Errorf("agents do not run as root; `make bench` uses an ordinary user")
 	}
 	if pairs < 3 {
 		return fmt.Errorf("-pairs %d: at least 3", pairs)
 	}
-	figures := figures()
+	figures := figures(gigabytes)
 	if figures == nil {
 		return fmt.Errorf("nothing can be measured on %s: there is no boundary", runtime.GOOS)
 	}
