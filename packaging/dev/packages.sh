@@ -11,7 +11,7 @@ say() { printf '%s\n' "packages: $*" >&2; }
 need=(bwrap:bubblewrap rg:ripgrep socat:socat git:git make:make)
 case "${1:-}" in
 run | lint) ;;
-test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc) ;;
+test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc musl-gcc:musl-tools) ;;
 *) say "usage: packages.sh run|test|lint" && exit 2 ;;
 esac
 

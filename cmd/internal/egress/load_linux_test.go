@@ -353,23 +353,8 @@ func TestProgramsThatPeopleUse(t *testing.T) {
 	w.name(t, "example.com", "A "+webA)
 	w.name(t, "evil.net", "A "+webB)
 	w.cage(t, policy("example.com"))
-	resolv := t.TempDir() + "/resolv.conf"
-	if err := os.WriteFile(resolv, []byte("nameserver 9.9.9.9\noptions timeout:5\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	inside := func(argv ...string) (string, error) {
-		var out []byte
-		var err error
-		cmd := exec.Command("unshare", append([]string{"-m", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, resolv}, argv...)...)
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "LANG=C.UTF-8"}
-		var b bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &b, &b
-		w.agent.in(func() { err = cmd.Start() }) // the program is the namespace's, as its thread is
-		if err == nil {
-			err = cmd.Wait()
-		}
-		out = b.Bytes()
-		return string(out), err
+		return w.program(t, map[string]string{"/etc/resolv.conf": "nameserver 9.9.9.9\noptions timeout:5\n"}, nil, argv...)
 	}
 	for name, argv := range map[string][]string{
 		"curl":    {"curl", "-sS", "--max-time", "20", "http://HOST/x"},

@@ -6,6 +6,7 @@
 package egress
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -29,9 +30,20 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
-const inWorld = "EGRESS_TEST_WORLD"
+const (
+	inWorld    = "EGRESS_TEST_WORLD"
+	justLookUp = "EGRESS_TEST_LOOKUP" // by Go's resolver or, with GODEBUG=netdns=cgo, by libc's
+)
 
 func TestMain(m *testing.M) {
+	if name := os.Getenv(justLookUp); name != "" {
+		all, err := net.DefaultResolver.LookupHost(context.Background(), name)
+		fmt.Println(all, err)
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(inWorld) != "" {
 		os.Exit(m.Run())
 	}
@@ -472,6 +484,30 @@ func (a *caged) connect(name string, port int) *net.TCPConn {
 		a.t.Fatalf("%s has no address inside", name)
 	}
 	return a.dial(net.JoinHostPort(addrs[0], fmt.Sprint(port)))
+}
+
+// program runs one inside, with other files at the named places, and gives what it prints.
+func (w *world) program(t testing.TB, files map[string]string, env []string, argv ...string) (string, error) {
+	t.Helper()
+	dir, script, n := t.TempDir(), "set -e\n", 0
+	for at, text := range files {
+		n++
+		from := filepath.Join(dir, fmt.Sprint(n))
+		if err := os.WriteFile(from, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		script += fmt.Sprintf("mount --bind %s %s\n", from, at)
+	}
+	cmd := exec.Command("unshare", append([]string{"-m", "sh", "-c", script + `exec "$@"`, "sh"}, argv...)...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "LANG=C.UTF-8"}, env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	var err error
+	w.agent.in(func() { err = cmd.Start() }) // the program is the namespace's, as its thread is
+	if err == nil {
+		err = cmd.Wait()
+	}
+	return out.String(), err
 }
 
 // record waits for a record that fits.

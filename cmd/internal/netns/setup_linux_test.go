@@ -84,7 +84,7 @@ func beInside(what string) error {
 }
 
 const (
-	much     = 48 << 20
+	much     = 16 << 20
 	muchPort = 9000
 )
 
