@@ -6,6 +6,7 @@
 //	agentconnect-guest selftest                          a tiny ACP agent on stdin and stdout
 //	agentconnect-guest attack [--targets FILE|-] [--json] [--control]
 //	agentconnect-guest check                             the probe's inside part: a CheckRequest on stdin, a CheckReport on stdout
+//	agentconnect-guest checkout URL BRANCH -- CMD…       clones into the working directory once, and becomes CMD; else ends with 70
 //	agentconnect-guest inner -- CMD…                     becomes CMD if an inner sandbox starts here, else ends with 69
 //	agentconnect-guest pty [--rows N] [--cols N] FD -- CMD…
 //	agentconnect-guest exec -- CMD…
@@ -81,7 +82,7 @@ func usage(format string, args ...any) error {
 
 func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usage("which command? selftest, attack, check, inner, pty, exec, start, git-credential, gh, mcp or version")
+		return usage("which command? selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, mcp or version")
 	}
 	name, args := args[0], args[1:]
 	switch name {
@@ -93,6 +94,8 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return check(ctx, stdin, stdout)
 	case "inner":
 		return inner(ctx, args)
+	case "checkout":
+		return checkout(ctx, args, stderr)
 	case "pty":
 		return pty(args, stderr)
 	case "exec":
@@ -111,7 +114,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 	}
 	// Steps that the self-test gives to a process of its own.
 	if len(args) != 1 {
-		return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh, mcp and version", name)
+		return usage("unknown command %q: there are selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, mcp and version", name)
 	}
 	switch name {
 	case "try":
@@ -128,7 +131,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		selftest.Linger(ctx)
 		return nil
 	}
-	return usage("unknown command %q: there are selftest, attack, check, inner, pty, exec, start, git-credential, gh, mcp and version", name)
+	return usage("unknown command %q: there are selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, mcp and version", name)
 }
 
 func version() string {

@@ -27,3 +27,7 @@ func start([]string) error {
 func gh(context.Context, []string) error {
 	return errors.New("gh: works on Linux alone")
 }
+
+func checkout(context.Context, []string, io.Writer) error {
+	return errors.New("checkout: works on Linux alone")
+}

@@ -34,6 +34,8 @@ type Agent struct {
 	Limits    Limits            `json:"limits,omitzero"`
 	Env       map[string]string `json:"env,omitempty"`
 	ACP       ACP               `json:"acp,omitzero"`
+	// Checkout stands in no agent.json: the control plane gives the workspace.
+	Checkout *Checkout `json:"checkout,omitempty"`
 	// GitCredentials are the repositories whose credentials the agent may use.
 	GitCredentials []GitCredential `json:"gitCredentials,omitempty"`
 	// MCPServers and RuntimeOverrides are AgentConnect's, kept as they were written.
@@ -74,6 +76,12 @@ const (
 	CredentialsPrivate = "private" // its own, made inside
 	CredentialsSecret  = "secret"  // an agent's secret
 )
+
+// Checkout is the repository whose clone, made inside at the first start, is the workspace.
+type Checkout struct {
+	URL    string `json:"url"`              // https://HOST/PATH
+	Branch string `json:"branch,omitempty"` // empty: the repository's own choice
+}
 
 // GitCredential says where the credentials for a repository come from: a secret of the
 // agent, a command that runs outside the boundary, or the control plane that placed the

@@ -176,6 +176,9 @@ func (s *Store) Load(id string) (*Agent, error) {
 	if err == nil && a.ID != id {
 		err = fmt.Errorf("%w: id is %q in the directory of %q: make them the same", ErrInvalid, a.ID, id)
 	}
+	if err == nil && a.Checkout != nil {
+		err = fmt.Errorf("%w: checkout is for agents that a control plane places", ErrInvalid)
+	}
 	if err == nil && slices.ContainsFunc(a.GitCredentials, func(c GitCredential) bool { return c.ControlPlane }) {
 		err = fmt.Errorf("%w: gitCredentials: controlPlane is for agents that a control plane places; name a secret or a command", ErrInvalid)
 	}

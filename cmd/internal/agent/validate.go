@@ -196,6 +196,18 @@ func (a *Agent) Validate() error {
 	}
 	a.Limits.validate(&p, "limits")
 	oneOf(&p, "acp.clientFiles", a.ACP.ClientFiles, "workspace")
+	if c := a.Checkout; c != nil {
+		if r, err := gitcred.ParseRule(c.URL); err != nil || r.Below {
+			p.add("checkout.url %q: write https://HOST/OWNER/REPOSITORY", c.URL)
+		}
+		text(&p, "checkout.branch", c.Branch, 256)
+		if strings.HasPrefix(c.Branch, "-") {
+			p.add("checkout.branch %q: no branch begins with a dash", c.Branch)
+		}
+		if !a.Sandboxed() {
+			p.add("checkout: a workspace from a repository is made inside the sandbox; turn the sandbox on for it")
+		}
+	}
 	for i, c := range a.GitCredentials {
 		c.validate(&p, fmt.Sprintf("gitCredentials[%d]", i))
 	}

@@ -54,6 +54,7 @@ const (
 	FeatureAgentMove       = "agent-move-v1"
 	FeatureConfigRevision  = "agent-config-revision-v1"
 	FeatureVisibility      = "session-visibility-v1"
+	FeatureGitLab          = "gitlab-com-v1"
 )
 
 // Capabilities are announced at registration and replaced whole by capabilities/update.

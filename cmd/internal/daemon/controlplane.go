@@ -321,7 +321,7 @@ func (r *remote) capabilities() cp.Capabilities {
 	if cfg.RequireSandbox {
 		caps.Features = append(caps.Features, cp.FeatureSandboxRequired)
 	}
-	caps.Features = append(caps.Features, cp.FeatureAgentMove, cp.FeatureConfigRevision, cp.FeatureVisibility)
+	caps.Features = append(caps.Features, cp.FeatureAgentMove, cp.FeatureConfigRevision, cp.FeatureVisibility, cp.FeatureGitLab)
 	for _, f := range r.facts().Runtimes {
 		caps.Runtimes = append(caps.Runtimes, f.Runtime)
 	}

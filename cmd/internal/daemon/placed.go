@@ -36,7 +36,11 @@ func (r *remote) Put(a *agent.Agent, secrets map[string]string) error {
 		d.log.Warn("an agent of the control plane runs WITHOUT the sandbox that it asks for: security.allowUnsandboxedFallback is on", "agent", a.ID)
 		gate = nil
 	}
-	if err := d.builder().Judge(a); err != nil {
+	err := a.Validate()
+	if err == nil {
+		err = d.builder().Judge(a)
+	}
+	if err != nil {
 		d.store.Release(a.ID)
 		r.stopLater(a.ID)
 		return err

@@ -344,7 +344,12 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err != nil {
 		return nil, err
 	}
+	var checkout *wire.Checkout
+	if a.Checkout != nil {
+		checkout = &wire.Checkout{URL: a.Checkout.URL, Branch: a.Checkout.Branch}
+	}
 	return &wire.Spec{
+		Checkout:    checkout,
 		Version:     wire.Version,
 		Build:       b.Build,
 		Agent:       a.ID,

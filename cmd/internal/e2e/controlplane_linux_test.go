@@ -296,3 +296,85 @@ func TestControlPlaneGivesCredentialsForWhatItAssigned(t *testing.T) {
 	}
 	noCPFaults(t, server)
 }
+
+// A workspace that the control plane names is a clone, made inside by the agent's own git
+// with the control plane's credentials; it is there before the runtime, and once.
+func TestWorkspaceFromARepositoryIsClonedInside(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	const token = "ghs-canary-52801"
+	forge, _ := s.forge(token, "acme/app", "acme/gone")
+	s.outside(fmt.Sprintf(`git init -q -b trunk seed && cd seed && git config user.name x && git config user.email x@x && echo first > file && git add file && git commit -qm one && git -c http.sslVerify=false push -q %s/acme/app trunk`,
+		strings.Replace(forge, "https://", "https://x:"+token+"@", 1)))
+	server.OnRequest(func(e cp.Envelope) (string, any, bool) {
+		if e.Type != "gitcred/request" {
+			return "ack", cp.Ack{OK: true}, true
+		}
+		var q cp.CredentialRequest
+		if err := json.Unmarshal(e.Payload, &q); err != nil || q.RepoFullName != "acme/app" {
+			return "error", cp.FrameError{Code: cp.CodeScopeDenied, Message: "not yours"}, true
+		}
+		return "gitcred/grant", map[string]any{"username": "x-access-token", "token": token, "ttlSec": 3600, "repoFullName": "acme/app", "access": "write"}, true
+	})
+	s.write(filepath.Join(s.root, "config.json"), `{"network": {"mode": "host"}}`)
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	place := func(uuid, name, repo, branch string) cp.Ack {
+		return tell(t, ctx, c, "agent/upsert", placedSpec(uuid, name, "0", map[string]any{
+			"env":       map[string]string{"GIT_SSL_NO_VERIFY": "1"},
+			"workspace": map[string]any{"mode": "github", "isolation": "shared", "gitRepo": forge + "/" + repo, "branch": branch, "gitCredential": "github-app"},
+		}))
+	}
+	uuid, cron := cp.NewID(), cp.NewID()
+	if a := place(uuid, "cloner", "acme/app.git", "trunk"); !a.OK {
+		t.Fatalf("upsert: %s", a.Reason)
+	}
+	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "env", "enabled": true})
+	if a := tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
+		t.Fatalf("run: %s", a.Reason)
+	}
+	var last cp.CronReport
+	server.Until(ctx, "the end of the run", func() bool {
+		for _, e := range server.Frames("cron/report") {
+			if json.Unmarshal(e.Payload, &last) == nil && last.Status != "" {
+				return true
+			}
+		}
+		return false
+	})
+	if last.Status != "success" {
+		t.Fatalf("reported %+v\n%s", last, s.run("logs", "cloner").out)
+	}
+	if got := s.works("cloner", "cat file; git status --porcelain; git rev-parse --abbrev-ref HEAD"); got != "first\ntrunk\n" {
+		t.Errorf("the workspace is %q", got)
+	}
+	if got := s.sh("cloner", "git commit -q --allow-empty -m two && git push -q origin trunk 2>&1; git ls-remote origin trunk | cut -c1-7; git rev-parse --short=7 HEAD; cat .git/config; ls -A"); got.code != 0 || strings.Contains(got.out, token) {
+		t.Errorf("push: %d %s%s", got.code, got.out, got.err)
+	}
+	// What the agent did there stays over a restart.
+	s.works("cloner", "echo mine > file")
+	s.ok("agent", "restart", "cloner")
+	if got := s.works("cloner", "cat file"); got != "mine\n" {
+		t.Errorf("after a restart the workspace has %q", got)
+	}
+	// One that cannot be cloned does not start in an empty folder.
+	if a := place(cp.NewID(), "stray", "acme/gone", ""); !a.OK {
+		t.Fatalf("upsert: %s", a.Reason)
+	}
+	s.run("agent", "start", "stray")
+	s.until("it says why", func() bool { return strings.Contains(s.ok("status"), "could not be made from") })
+	if a := tell(t, ctx, c, "agent/upsert", placedSpec(cp.NewID(), "open", "0", map[string]any{"runInSandbox": false, "workspace": map[string]any{"mode": "github", "gitRepo": forge + "/acme/app"}})); a.OK || !strings.Contains(a.Reason, "sandbox") {
+		t.Errorf("without the sandbox: %+v", a)
+	}
+	filepath.WalkDir(s.root, func(path string, e os.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			if b, err := os.ReadFile(path); err == nil && strings.Contains(string(b), token) {
+				t.Errorf("%s holds the token", path)
+			}
+		}
+		return nil
+	})
+	noCPFaults(t, server)
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
@@ -48,9 +49,9 @@ func canonical(s cp.AgentSpec) map[string]any {
 	}
 }
 
-// convert makes the configuration of a placed agent and names what this daemon cannot do
-// of it.
-func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]string, warnings []string) {
+// convert makes the configuration of a placed agent and names what this daemon does not do
+// of it. An error is what it cannot do without.
+func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]string, warnings []string, err error) {
 	s := a.spec
 	sandboxed := s.RunInSandbox.V
 	conf = &agent.Agent{
@@ -69,14 +70,11 @@ func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]st
 	if s.RuntimeOverrides.Set && !s.RuntimeOverrides.Null {
 		conf.RuntimeOverrides = s.RuntimeOverrides.V
 	}
-	if ws := s.Workspace.V; ws.Mode != "" && ws.Mode != "scratch" {
-		warnings = append(warnings, fmt.Sprintf("workspace mode %.20q is not known here; the agent starts in an empty folder", ws.Mode))
+	more, err := p.workspace(conf, s.Workspace.V)
+	if err != nil {
+		return nil, nil, nil, err
 	}
-	repos, bad := repositories(s.Workspace.V)
-	for _, r := range repos {
-		conf.GitCredentials = append(conf.GitCredentials, agent.GitCredential{URL: r.String(), ControlPlane: true})
-	}
-	warnings = append(warnings, bad...)
+	warnings = append(warnings, more...)
 	servers := map[string]json.RawMessage{}
 	own := map[string]json.RawMessage{}
 	if p.o.MCPServers != nil {
@@ -106,7 +104,43 @@ func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]st
 	for name := range secrets {
 		delete(conf.Env, name)
 	}
-	return conf, secrets, slices.Clip(warnings)
+	return conf, secrets, slices.Clip(warnings), nil
+}
+
+// workspace puts into conf what the agent works on, with the credentials for it.
+func (p *Placement) workspace(conf *agent.Agent, w cp.WorkspaceSpec) (warnings []string, err error) {
+	repos, bad := repositories(w)
+	switch w.Mode {
+	case "", "scratch":
+	case "github", "gitlab":
+		own, wrong := repositories(cp.WorkspaceSpec{Mode: w.Mode, GitRepo: w.GitRepo})
+		if len(own) == 0 {
+			return nil, fmt.Errorf("the workspace cannot be made: %s", strings.Join(wrong, "; "))
+		}
+		conf.Checkout = &agent.Checkout{URL: own[0].String(), Branch: w.Branch}
+		if w.AgentDir != "" {
+			warnings = append(warnings, fmt.Sprintf("agentDir %.80q is not taken up; sessions start at the top of the repository", w.AgentDir))
+		}
+	default:
+		return nil, fmt.Errorf("workspace mode %.20q is not known here", w.Mode)
+	}
+	if w.Isolation != "" && w.Isolation != "shared" {
+		warnings = append(warnings, fmt.Sprintf("workspace isolation %.20q is not taken up; all sessions share one workspace", w.Isolation))
+	}
+	for _, r := range repos {
+		conf.GitCredentials = append(conf.GitCredentials, agent.GitCredential{URL: r.String(), ControlPlane: true})
+	}
+	if who := p.author; who != nil && len(repos) > 0 {
+		if conf.Env == nil {
+			conf.Env = map[string]string{}
+		}
+		for name, value := range map[string]string{"GIT_AUTHOR_NAME": who.Name, "GIT_AUTHOR_EMAIL": who.Email, "GIT_COMMITTER_NAME": who.Name, "GIT_COMMITTER_EMAIL": who.Email} {
+			if _, set := conf.Env[name]; !set && value != "" {
+				conf.Env[name] = value
+			}
+		}
+	}
+	return append(warnings, bad...), nil
 }
 
 // server is an entry of the registry as the daemon's own configuration writes one.

@@ -114,6 +114,7 @@ type Placement struct {
 	asks    map[string]*ask         // permission requests by id
 	retain  time.Duration           // of sessions; 0: for ever
 	offers  []string                // the control plane's own features
+	author  *cp.GitIdentity         // of commits; nil: not said
 }
 
 // New reads the marks of an earlier daemon. The reporter is set before the first frame.
@@ -192,12 +193,17 @@ func (p *Placement) Judge() {
 
 // put has the Host make or change an agent, and keeps why it did not.
 func (p *Placement) put(a *placed) {
-	conf, secrets, warnings := p.convert(a)
+	conf, secrets, warnings, err := p.convert(a)
 	for _, w := range warnings {
 		p.o.Log.Warn("agent of the control plane", "agent", a.id, "note", w)
 	}
 	a.refusal = ""
-	if err := p.o.Host.Put(conf, secrets); err != nil {
+	if err == nil {
+		err = p.o.Host.Put(conf, secrets)
+	} else if derr := p.o.Host.Drop(a.id, false); derr != nil {
+		p.o.Log.Error("an agent of the control plane was not stopped", "agent", a.id, "error", derr)
+	}
+	if err != nil {
 		a.refusal = err.Error()
 		p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", err)
 	}
@@ -224,7 +230,7 @@ func (p *Placement) Registered(_ context.Context, _ cp.AuthOK, ok cp.RegisterOK)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.setRetention(ok.SessionRetention)
-	p.offers = ok.ServerFeatures
+	p.offers, p.author = ok.ServerFeatures, ok.GitCommitIdentity
 	servers := map[string]cp.MCPServer{}
 	for _, raw := range ok.MCPServers {
 		var s cp.MCPServer

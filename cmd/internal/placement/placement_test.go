@@ -47,6 +47,10 @@ func (h *host) Put(a *agent.Agent, secrets map[string]string) error {
 			return err
 		}
 	}
+	if err := a.Validate(); err != nil {
+		delete(h.agents, a.ID)
+		return err
+	}
 	h.puts++
 	h.agents[a.ID], h.secrets[a.ID] = a, secrets
 	return nil
@@ -291,6 +295,49 @@ func TestPausedAgentTakesNoTurn(t *testing.T) {
 		f := s.Frames("cron/report")
 		return len(f) > 0 && strings.Contains(string(f[len(f)-1].Payload), `"success"`)
 	})
+}
+
+func TestWorkspaceFromARepository(t *testing.T) {
+	s := cptest.New(t)
+	s.Member("gitCommitIdentity", map[string]any{"name": "Ada", "email": "ada@example.org"})
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid := cp.NewID()
+	for i, step := range []struct {
+		workspace map[string]any
+		refused   string // a word of why
+		url       string
+		rules     int
+	}{
+		{map[string]any{"mode": "scratch"}, "", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "https://github.com/acme/app.git", "branch": "main", "agentDir": "sub", "isolation": "session"}, "", "https://github.com/acme/app", 1},
+		{map[string]any{"mode": "gitlab", "gitRepo": "https://gitlab.com/g/s/app", "projectId": 7, "additionalRepos": []any{map[string]any{"repoFullName": "g/other"}}}, "", "https://gitlab.com/g/s/app", 2},
+		{map[string]any{"mode": "github", "gitRepo": "git@github.com:acme/app"}, "cannot be made", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "https://x:y@github.com/acme/app"}, "cannot be made", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "file:///etc"}, "cannot be made", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "https://github.com/acme/app", "branch": "--upload-pack=x"}, "dash", "", 0},
+		{map[string]any{"mode": "svn"}, "not known", "", 0},
+	} {
+		a := upsert(t, ctx, c, spec(uuid, "a", fmt.Sprint(i), map[string]any{"workspace": step.workspace}))
+		if a.OK != (step.refused == "") || !strings.Contains(a.Reason, step.refused) {
+			t.Errorf("%v: answered %+v", step.workspace, a)
+		}
+		conf := d.host.agents["a"]
+		if step.refused != "" {
+			if conf != nil {
+				t.Errorf("%v: it is held", step.workspace)
+			}
+			continue
+		}
+		url := ""
+		if conf.Checkout != nil {
+			url = conf.Checkout.URL
+		}
+		if url != step.url || len(conf.GitCredentials) != step.rules || (conf.Env["GIT_AUTHOR_NAME"] == "Ada") != (step.rules > 0) {
+			t.Errorf("%v: %+v %+v %v", step.workspace, conf.Checkout, conf.GitCredentials, conf.Env)
+		}
+	}
 }
 
 func TestScheduleThatCannotBeReadIsAnError(t *testing.T) {

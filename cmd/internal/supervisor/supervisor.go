@@ -96,6 +96,8 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 		return nil, errors.New("spec: no runtime to start")
 	case spec.Sandboxed && spec.Bwrap == "":
 		return nil, errors.New("spec: a boundary without bubblewrap")
+	case !spec.Sandboxed && spec.Checkout != nil:
+		return nil, errors.New("spec: a workspace from a repository is made inside the sandbox")
 	case spec.Sandboxed && spec.Policy.Network.Gated() != (spec.Egress != nil):
 		return nil, fmt.Errorf("spec: network mode %s and rules for it do not belong together", spec.Policy.Network)
 	}
@@ -246,6 +248,9 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	if s.spec.Inner {
 		argv = append([]string{sandbox.GuestPath, "inner", "--"}, argv...)
 	}
+	if c := s.spec.Checkout; c != nil {
+		argv = append([]string{sandbox.GuestPath, "checkout", c.URL, c.Branch, "--"}, argv...)
+	}
 	st := s.start(argv, s.spec.Env, s.spec.Dir)
 	st.Private = slices.Concat(s.spec.Given, s.spec.SecretEnv)
 	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
@@ -357,6 +362,9 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	}
 	if s.spec.Inner && end.Code == wire.ExitNoInner && !stopped {
 		return "", &launch.UnavailableError{Err: errors.New(innerText)}
+	}
+	if c := s.spec.Checkout; c != nil && end.Code == wire.ExitNoCheckout && !stopped {
+		return "", fmt.Errorf("its workspace could not be made from %s, so the runtime was not started; its log says why", c.URL)
 	}
 	if hint != "" && !stopped {
 		text += "; " + hint

@@ -74,6 +74,9 @@ type Spec struct {
 	Mode string `json:"mode,omitempty"`
 	// Inner: the runtime brings a sandbox of its own, and does not start where none can.
 	Inner bool `json:"inner,omitempty"`
+	// Checkout is the repository that is cloned into Dir, inside, before the runtime starts
+	// there for the first time; nil: none.
+	Checkout *Checkout `json:"checkout,omitempty"`
 	// Login is whose login the agent has a copy of ("claude", "codex"; "": nobody's).
 	Login string `json:"login,omitempty"`
 	// LoginHint says that the runtime is not logged in, and how to.
@@ -88,6 +91,12 @@ type Spec struct {
 	// StopGrace and KillGrace are the waits after end of stdin and after SIGTERM.
 	StopGrace Duration `json:"stopGrace"`
 	KillGrace Duration `json:"killGrace"`
+}
+
+// Checkout names a repository and a branch of it ("": its own choice).
+type Checkout struct {
+	URL    string `json:"url"`
+	Branch string `json:"branch,omitempty"`
 }
 
 // Egress is the way out of an agent, of which its supervisor is the gateway.
@@ -377,6 +386,9 @@ const (
 	// "K=V" and a NUL each. bubblewrap's own processes never read it.
 	EnvFD = 9
 )
+
+// ExitNoCheckout is how `agentconnect-guest checkout` ends without a clone.
+const ExitNoCheckout = 70
 
 // ExitNoInner is how `agentconnect-guest inner` ends where no inner sandbox starts.
 const ExitNoInner = 69
