@@ -25,6 +25,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/placement"
 	"agentconnect.md/sandbox/cmd/internal/prober"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/version"
@@ -187,11 +188,18 @@ func (s *site) placed(id string) *agent.Agent {
 	return a
 }
 
+// isPlaced reports whether a control plane placed an agent here, by its mark: without a
+// daemon, and before its configuration has come, too.
+func (s *site) isPlaced(id string) bool {
+	_, err := (placement.DirMarks{Agents: filepath.Join(s.cfg.Root, "agents")}).Read(id)
+	return err == nil
+}
+
 // own refuses to change an agent that the machine's administrator, or a control plane,
 // declared.
 func (s *site) own(id string) error {
 	e, err := s.cfg.Agent(s.store, id)
-	if errors.Is(err, agent.ErrNotFound) && s.placed(id) != nil {
+	if errors.Is(err, agent.ErrNotFound) && s.isPlaced(id) {
 		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s was placed here by the control plane; change it, or remove it, there", id)}
 	}
 	if err == nil && e.System {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -38,7 +39,7 @@ func (a *app) runtimesCommand() *cobra.Command {
 		},
 		&cobra.Command{
 			Use: "remove NAME", Short: "take an installed runtime away", Args: a.args(1, 1),
-			RunE: func(_ *cobra.Command, args []string) error {
+			RunE: func(c *cobra.Command, args []string) error {
 				i, rt, _, err := a.installer(args[0])
 				if err != nil {
 					return err
@@ -46,6 +47,7 @@ func (a *app) runtimesCommand() *cobra.Command {
 				if err := i.Remove(rt); err != nil {
 					return err
 				}
+				a.tellDaemon(c.Context())
 				return a.say(map[string]string{"runtime": rt.ID}, "runtime %s removed; agents that run it lose it", rt.ID)
 			},
 		},
@@ -96,11 +98,19 @@ func (a *app) installRuntime(c *cobra.Command, word string, upgrade bool) error 
 	if answer["version"], err = install.By(c.Context(), i.Programs.Supervisor, q, say); err != nil {
 		return err
 	}
+	a.tellDaemon(c.Context())
 	next := "start one with `agentconnect agent add ID --runtime " + rt.ID + "`"
 	if before != "" {
 		next = "agents that run keep " + before + " until they are restarted"
 	}
 	return a.say(answer, "runtime %s %s installed; %s", rt.ID, answer["version"], next)
+}
+
+// tellDaemon has a running daemon look at what there is now.
+func (a *app) tellDaemon(ctx context.Context) {
+	if s, err := a.site(); err == nil {
+		s.tell(ctx)
+	}
 }
 
 func (a *app) listRuntimes() error {

@@ -60,7 +60,7 @@ With --outside nothing inside gets it: it serves gitCredentials and MCP servers 
 				return err
 			}
 			id, name := args[0], args[1]
-			if _, err := s.cfg.Agent(s.store, id); err != nil {
+			if err := s.keepsSecrets(id); err != nil {
 				return err
 			}
 			if err := secret.CheckName(name); err != nil {
@@ -108,6 +108,16 @@ With --outside nothing inside gets it: it serves gitCredentials and MCP servers 
 	f.BoolVar(&place.File, "file", false, "show it as a file inside (the default of a new secret)")
 	f.BoolVar(&outside, "outside", false, "keep it outside: for repository credentials and MCP servers there")
 	return c
+}
+
+// keepsSecrets refuses an agent that has none of the operator's: those of an agent that a
+// control plane placed come with it, and whoever names it there must not choose what it gets.
+func (s *site) keepsSecrets(id string) error {
+	_, err := s.cfg.Agent(s.store, id)
+	if errors.Is(err, agent.ErrNotFound) && s.isPlaced(id) {
+		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s was placed here by the control plane, and its secrets come from there: set them there", id)}
+	}
+	return err
 }
 
 // readSecret reads the value; from a terminal it is not shown.
@@ -198,7 +208,7 @@ func (a *app) secretList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := s.cfg.Agent(s.store, args[0]); err != nil {
+			if err := s.keepsSecrets(args[0]); err != nil {
 				return err
 			}
 			list, err := s.secrets().List(args[0])

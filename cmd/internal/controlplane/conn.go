@@ -28,7 +28,6 @@ type conn struct {
 	shook atomic.Bool
 	ready atomic.Bool
 	heard atomic.Int64 // when something was received last, Unix ns
-	seq   atomic.Int64
 
 	out    chan outgoing
 	in     chan Envelope
@@ -37,6 +36,10 @@ type conn struct {
 
 	mu    sync.Mutex
 	calls map[string]chan Envelope
+
+	factsMu sync.Mutex
+	told    Facts // last, without its number
+	said    int64 // how often
 }
 
 type outgoing struct {
@@ -163,6 +166,7 @@ func (k *conn) shake(ctx context.Context, typ string, payload any, want string, 
 	return nil
 }
 
+// facts tells of the runtimes, if they are others than was told last.
 func (k *conn) facts() {
 	if k.c.o.Facts == nil {
 		return
@@ -173,7 +177,14 @@ func (k *conn) facts() {
 	for i := range f.Runtimes {
 		full(&f.Runtimes[i].Models)
 	}
-	f.Seq = k.seq.Add(1)
+	k.factsMu.Lock()
+	defer k.factsMu.Unlock()
+	if k.said > 0 && equalJSON(f, k.told) {
+		return
+	}
+	k.said++
+	k.told = f
+	f.Seq = k.said
 	k.tell("facts/daemon-runtimes", f)
 }
 

@@ -108,13 +108,6 @@ func (r *remote) secretsOf(id string) map[string]string {
 	return r.secrets[id]
 }
 
-// judge looks again at what was refused.
-func (r *remote) judge() {
-	if r != nil {
-		r.placement.Judge()
-	}
-}
-
 // addTo adds to a status what is the control plane's.
 func (r *remote) addTo(s *control.Status) {
 	if r == nil {
@@ -134,6 +127,9 @@ func (r *remote) addTo(s *control.Status) {
 		a.Notes = append(a.Notes, fmt.Sprintf("placed here by the control plane as %q", printable(p.Name)))
 		if p.Refusal != "" && !active(a.State) {
 			a.State, a.Reason = control.StateRefused, printable(p.Refusal)
+		}
+		for _, n := range p.Notes {
+			a.Notes = append(a.Notes, printable(n))
 		}
 		if p.Paused {
 			a.Notes = append(a.Notes, "paused at the control plane: it takes no turn of its")
@@ -295,8 +291,9 @@ func (r *remote) state() *control.ControlPlane {
 	return out
 }
 
-// probeChanged tells of what the probe says now, and looks again at what was refused.
-func (r *remote) probeChanged() {
+// localChanged follows a new probe or configuration: what can be done here is told, and what
+// was placed here is judged by it.
+func (r *remote) localChanged() {
 	if r == nil {
 		return
 	}
@@ -305,6 +302,7 @@ func (r *remote) probeChanged() {
 	r.mu.Unlock()
 	if client != nil {
 		client.UpdateCapabilities(r.capabilities())
+		client.UpdateFacts()
 	}
 	r.placement.Judge()
 }
@@ -344,10 +342,15 @@ func (r *remote) facts() cp.Facts {
 	reg := runtimes.NewRegistry(cfg.Runtimes)
 	for _, rt := range reg.All() {
 		// What has no start here cannot be offered.
-		if _, err := b.find(&agent.Agent{ID: "x", Runtime: rt.ID}); err != nil {
+		s, err := b.find(&agent.Agent{ID: "x", Runtime: rt.ID})
+		if err != nil {
 			continue
 		}
-		f.Runtimes = append(f.Runtimes, cp.RuntimeFact{Runtime: rt.ID, Version: "installed", ACPSupport: "full", ToolCalling: true})
+		version := cmp.Or(s.install.Version(), "unknown") // the wire wants a word
+		if rt.Internal {
+			version = r.d.o.Build
+		}
+		f.Runtimes = append(f.Runtimes, cp.RuntimeFact{Runtime: rt.ID, Version: version, ACPSupport: "full", ToolCalling: true})
 	}
 	for name, raw := range cfg.MCPServers {
 		var s struct {

@@ -359,7 +359,7 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 			d.shutdown(fmt.Errorf("control socket: %w", err))
 			served <- err
 		case <-d.passed:
-			d.remote.probeChanged()
+			d.remote.localChanged()
 			d.recover("the probe passed")
 		case <-d.o.Reloads:
 			_ = d.reload("signal") // status shows it
@@ -548,7 +548,7 @@ func (d *Daemon) runProbe(ctx context.Context) control.Probe {
 	}
 	d.probe = &p
 	d.mu.Unlock()
-	defer d.remote.probeChanged()
+	defer d.remote.localChanged()
 	if p.OK {
 		d.log.Info("probe", "code", p.Code)
 	} else {
@@ -626,7 +626,7 @@ func (d *Daemon) builder() *Builder {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &Builder{Config: d.cfg, Store: d.store, Programs: d.o.Programs, Host: d.o.Host, Build: d.o.Build,
-		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf,
+		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf, IsPlaced: d.placedHere,
 		Supervisors: d.supervisors, RunDir: d.run.Path, Secrets: secret.NewStore(d.cfg.Root, secret.Systemd{Program: secret.SystemdCreds})}
 }
 
@@ -954,7 +954,7 @@ func (d *Daemon) reload(why string) error {
 	if d.life != nil {
 		d.connect(d.life)
 	}
-	d.remote.judge()
+	d.remote.localChanged()
 	d.recover("the configuration changed")
 	return nil
 }

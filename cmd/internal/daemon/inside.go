@@ -46,9 +46,10 @@ func guestSocket(socket string) string {
 // secretTime bounds the reading of an agent's secrets: each may need a decryption.
 const secretTime = 60 * time.Second
 
-// secrets reads the agent's secrets.
+// secrets reads the agent's secrets. One that a control plane placed here has none of the
+// operator's: its name was the control plane's choice.
 func (b *Builder) secrets(a *agent.Agent) ([]secret.Secret, error) {
-	if b.Secrets == nil {
+	if b.Secrets == nil || b.isPlaced(a.ID) {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), secretTime)
@@ -59,6 +60,8 @@ func (b *Builder) secrets(a *agent.Agent) ([]secret.Secret, error) {
 	}
 	return list, nil
 }
+
+func (b *Builder) isPlaced(id string) bool { return b.IsPlaced != nil && b.IsPlaced(id) }
 
 func wireSecrets(list []secret.Secret) []wire.Secret {
 	out := make([]wire.Secret, len(list))

@@ -43,7 +43,14 @@ func (b *Builder) login(a *agent.Agent, rt runtimes.Runtime) (logins.Kind, error
 
 // keySecret reports whether a secret of the agent is the runtime's key.
 func (b *Builder) keySecret(a *agent.Agent, rt runtimes.Runtime) (bool, error) {
-	if b.Secrets == nil {
+	if b.Placed != nil {
+		for v := range b.Placed(a.ID) {
+			if slices.Contains(rt.KeyEnv, v) {
+				return true, nil
+			}
+		}
+	}
+	if b.Secrets == nil || b.isPlaced(a.ID) {
 		return false, nil
 	}
 	list, err := b.Secrets.List(a.ID)

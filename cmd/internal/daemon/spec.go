@@ -42,6 +42,8 @@ type Builder struct {
 	Environ []string
 	// Placed gives the secrets that came with an agent from a control plane; may be nil.
 	Placed func(id string) map[string]string
+	// IsPlaced reports whether a control plane placed an agent here; nil: none of them.
+	IsPlaced func(id string) bool
 	// Supervisors is the socket where the daemon answers its supervisors; empty: there is none.
 	Supervisors string
 	// RunDir is the directory of sockets; empty: what lies there is left out.

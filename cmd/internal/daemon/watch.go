@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"agentconnect.md/sandbox/cmd/internal/placement"
 )
 
 // settle is how long the files must be quiet before a change counts: an editor and
@@ -102,8 +104,8 @@ func matters(e fsnotify.Event) bool {
 		return false
 	}
 	name := filepath.Base(e.Name)
-	if strings.HasPrefix(name, ".") {
-		return false // the temporary file of an atomic write
+	if strings.HasPrefix(name, ".") || name == placement.MarkName {
+		return false // the temporary file of an atomic write; what we write ourselves
 	}
 	return strings.HasSuffix(name, ".json") || filepath.Base(filepath.Dir(e.Name)) == "agents"
 }

@@ -53,6 +53,13 @@ func noCPFaults(t *testing.T, s *cptest.Server) {
 func TestControlPlanePlacesAnAgentAndReadsItsTurn(t *testing.T) {
 	s := newSite(t)
 	server := cptest.New(t)
+	// What an agent of the operator's left under that name is not for one that comes from elsewhere.
+	s.add("demo")
+	s.secret("canary-left", "demo", "LEFT")
+	s.ok("agent", "rm", "demo")
+	if err := os.RemoveAll(s.agentDir("demo")); err != nil {
+		t.Fatal(err)
+	}
 	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -91,7 +98,16 @@ func TestControlPlanePlacesAnAgentAndReadsItsTurn(t *testing.T) {
 	if got := s.works("demo", "echo $FROM_CP"); got != "yes\n" {
 		t.Errorf("a command inside sees %q", got)
 	}
+	if got := s.works("demo", "ls -A /run/agentconnect/secrets 2>&1; true"); strings.Contains(got, "LEFT") {
+		t.Errorf("it has a secret of the operator's: %q", got)
+	}
 	s.fails(78, []string{"control plane"}, "agent", "edit", "demo", "--no-sandbox")
+	set := s.agentconnect(t.Context(), "secret", "set", "demo", "TOKEN")
+	set.Stdin = strings.NewReader("x\n")
+	if r := s.finish(set); r.code != 78 || !strings.Contains(r.err, "set them there") {
+		t.Errorf("secret set: %d %s", r.code, r.err)
+	}
+	s.fails(78, []string{"set them there"}, "secret", "list", "demo")
 	out := s.ok("status")
 	for _, w := range []string{"control plane", "ready", "demo", "placed here"} {
 		if !strings.Contains(out, w) {
@@ -376,5 +392,44 @@ func TestWorkspaceFromARepositoryIsClonedInside(t *testing.T) {
 		}
 		return nil
 	})
+	noCPFaults(t, server)
+}
+
+// The operator's word counts for what was placed before it, and the control plane hears.
+func TestTightenedPolicyReachesPlacedAgents(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	var facts cp.Facts
+	if err := json.Unmarshal(server.Wait(ctx, "facts/daemon-runtimes", 1).Payload, &facts); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range facts.Runtimes {
+		if r.Version == "" || r.Version == "installed" || r.Runtime == "selftest" && r.Version == "unknown" {
+			t.Errorf("runtime %s has version %q", r.Runtime, r.Version)
+		}
+	}
+	uuid := cp.NewID()
+	if a := tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "bare", "0", map[string]any{"runInSandbox": false, "skills": []any{map[string]any{"name": "x"}}})); !a.OK {
+		t.Fatalf("upsert: %s", a.Reason)
+	}
+	s.ok("agent", "start", "bare")
+	sandboxed := func() bool {
+		st, err := s.client().Agent(ctx, "bare")
+		return err == nil && st.Sandboxed
+	}
+	if sandboxed() {
+		t.Fatal("it has the sandbox before it is required")
+	}
+	s.write(filepath.Join(s.root, "config.json"), `{"security": {"requireSandbox": true}}`)
+	s.until("the agent runs behind the boundary", func() bool {
+		return sandboxed() && strings.Contains(s.sh("bare", "cat /proc/self/status").out, "NoNewPrivs:\t1")
+	})
+	if e := server.Wait(ctx, "capabilities/update", 1); !strings.Contains(string(e.Payload), "sandbox-required") {
+		t.Errorf("announced %s", e.Payload)
+	}
 	noCPFaults(t, server)
 }

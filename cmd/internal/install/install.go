@@ -360,7 +360,7 @@ func tailOf(r io.Reader) string {
 // adopt checks what was installed and makes it the one that counts. The version before
 // stays: agents that run still use it.
 func (i *Installer) adopt(rt runtimes.Runtime, version, from string) error {
-	got, err := packageVersion(filepath.Join(from, "node_modules", rt.NPM, "package.json"))
+	got, err := runtimes.PackageVersion(filepath.Join(from, "node_modules", rt.NPM, "package.json"))
 	if err != nil {
 		return fmt.Errorf("npm left no %s: %w", rt.NPM, err)
 	}
@@ -423,15 +423,4 @@ func (i *Installer) Remove(rt runtimes.Runtime) error {
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
-}
-
-func packageVersion(path string) (string, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	var p struct {
-		Version string `json:"version"`
-	}
-	return p.Version, json.Unmarshal(b, &p)
 }

@@ -13,8 +13,8 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/strictjson"
 )
 
-// markName is the mark's file in an agent's directory, out of the agent's reach.
-const markName = "placed.json"
+// MarkName is the mark's file in an agent's directory, out of the agent's reach.
+const MarkName = "placed.json"
 
 // DirMarks keeps marks in the agents' directories below Agents.
 type DirMarks struct{ Agents string }
@@ -48,7 +48,7 @@ func (d DirMarks) All() (map[string]Mark, error) {
 
 // Read reads one mark; fs.ErrNotExist where there is none.
 func (d DirMarks) Read(id string) (Mark, error) {
-	path := filepath.Join(d.Agents, id, markName)
+	path := filepath.Join(d.Agents, id, MarkName)
 	data, err := agent.ReadFile(path)
 	if err != nil {
 		return Mark{}, err
@@ -73,12 +73,12 @@ func (d DirMarks) Write(id string, m Mark) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(filepath.Join(dir, markName), append(data, '\n'), 0o600)
+	return atomicfile.Write(filepath.Join(dir, MarkName), append(data, '\n'), 0o600)
 }
 
 // Remove removes a mark; one that is not there is no error.
 func (d DirMarks) Remove(id string) error {
-	err := os.Remove(filepath.Join(d.Agents, id, markName))
+	err := os.Remove(filepath.Join(d.Agents, id, MarkName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

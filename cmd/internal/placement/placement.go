@@ -64,11 +64,12 @@ type Reporter interface {
 type placed struct {
 	uuid, id string
 	spec     cp.AgentSpec
-	merged   []byte // the spec as it is in force, for comparison
-	known    bool   // its spec has come since this daemon started
-	moveID   string // fence: it moves away and takes no turn
-	refusal  string // why it cannot run, in words
-	marked   Mark   // as it stands on disk
+	merged   []byte   // the spec as it is in force, for comparison
+	known    bool     // its spec has come since this daemon started
+	moveID   string   // fence: it moves away and takes no turn
+	refusal  string   // why it cannot run, in words
+	marked   Mark     // as it stands on disk
+	notes    []string // what is not done of its spec
 	grants   map[gitcred.Repo]*grant
 }
 
@@ -149,6 +150,7 @@ type Info struct {
 	ID, UUID, Name, Refusal string
 	Paused, Known, Moving   bool
 	Revision                string
+	Notes                   []string // what is not done of its spec
 }
 
 // List returns the placed agents in the order of their ids.
@@ -159,7 +161,7 @@ func (p *Placement) List() []Info {
 	for _, a := range p.agents {
 		out = append(out, Info{
 			ID: a.id, UUID: a.uuid, Name: a.spec.Name, Refusal: a.refusal, Paused: a.spec.Pause.V,
-			Known: a.known, Moving: a.moveID != "", Revision: a.spec.ConfigRevision.V,
+			Known: a.known, Moving: a.moveID != "", Revision: a.spec.ConfigRevision.V, Notes: a.notes,
 		})
 	}
 	slices.SortFunc(out, func(a, b Info) int { return cmp.Compare(a.ID, b.ID) })
@@ -180,12 +182,12 @@ func (p *Placement) Running() int {
 	return len(p.crons.running)
 }
 
-// Judge has the Host judge again what it refused: the probe, or the configuration, changed.
+// Judge has the Host judge all of them again: the probe, or the configuration, changed.
 func (p *Placement) Judge() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.agents {
-		if a.known && a.refusal != "" && a.moveID == "" {
+		if a.known && a.moveID == "" {
 			p.put(a)
 		}
 	}
@@ -194,10 +196,13 @@ func (p *Placement) Judge() {
 // put has the Host make or change an agent, and keeps why it did not.
 func (p *Placement) put(a *placed) {
 	conf, secrets, warnings, err := p.convert(a)
-	for _, w := range warnings {
-		p.o.Log.Warn("agent of the control plane", "agent", a.id, "note", w)
+	if !slices.Equal(warnings, a.notes) {
+		for _, w := range warnings {
+			p.o.Log.Warn("agent of the control plane", "agent", a.id, "note", w)
+		}
 	}
-	a.refusal = ""
+	was := a.refusal
+	a.refusal, a.notes = "", warnings
 	if err == nil {
 		err = p.o.Host.Put(conf, secrets)
 	} else if derr := p.o.Host.Drop(a.id, false); derr != nil {
@@ -205,7 +210,9 @@ func (p *Placement) put(a *placed) {
 	}
 	if err != nil {
 		a.refusal = err.Error()
-		p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", err)
+		if a.refusal != was {
+			p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", err)
+		}
 	}
 }
 
