@@ -19,6 +19,47 @@ func needMachine(t *testing.T) {
 
 const workspace = "/home/tester/src/app"
 
+// elsewhere runs its argument in a copy of the machine's root that is a root of its own: in a
+// chroot nobody may make user namespaces.
+const elsewhere = `
+mount --make-rprivate /
+mount -t tmpfs none /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay none -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
+cd /mnt/root
+mount -t proc proc proc
+mount --rbind /dev dev
+mount -t tmpfs none run
+mount -t tmpfs none tmp
+chmod 1777 tmp
+mkdir -p opt/test old
+mount --bind /opt/test opt/test
+pivot_root . old
+umount -l /old
+exec sh -ec "$1"
+`
+
+const withoutSystemd = `
+cp /opt/test/old/agentconnect-archive-keyring.pgp /usr/share/keyrings/
+cp /opt/test/old/agentconnect.sources /etc/apt/sources.list.d/
+apt-get -q update
+apt-get -q -y --no-install-recommends install agentconnect-sandbox
+useradd --create-home eve
+as() { setpriv --reuid eve --regid eve --init-groups env -i HOME=/home/eve USER=eve PATH=/usr/bin:/bin "$@"; }
+as agentconnect up 2>&1 && exit 1
+as agentconnect probe
+as agentconnect run &
+until as agentconnect status | grep -q running; do sleep 0.2; done
+as agentconnect agent add e --runtime selftest
+as agentconnect prompt e "echo direct"
+as agentconnect status
+apt-get -q -y purge agentconnect-sandbox
+wait
+pgrep -la "agentconnect|bwrap" && exit 1
+test -s /home/eve/.agentconnect/agents/e/agent.json
+echo nothing is left
+`
+
 // TestPackage is the life of the package on one machine, in order: what fails ends it.
 func TestPackage(t *testing.T) {
 	needMachine(t)
@@ -29,6 +70,16 @@ func TestPackage(t *testing.T) {
 			t.Fatalf("%s failed: what follows hangs on it", name)
 		}
 	}
+
+	// A container, or WSL without systemd: nothing of it is there, and its root is not the host's.
+	step("InstallWithoutSystemd", func(t *testing.T) {
+		out := root.sh(t, "exec unshare --mount --pid --fork sh -ec '"+elsewhere+"' sh '"+withoutSystemd+"'")
+		for _, word := range []string{"no user manager", "result: ok", "direct\n", "agents run as the daemon's own children", "nothing is left"} {
+			if !strings.Contains(out, word) {
+				t.Errorf("without %q:\n%s", word, out)
+			}
+		}
+	})
 
 	step("InstallFromTheSignedRepository", func(t *testing.T) {
 		before = files(t)
@@ -148,7 +199,17 @@ func TestPackage(t *testing.T) {
 	step("TwoUsersDoNotReachEachOther", func(t *testing.T) {
 		root.sh(t, "loginctl enable-linger guest")
 		guest.until(t, "systemctl --user is-active -q default.target")
+		// Who comes from npm's: its configuration as it is, its unit by the command that is printed.
+		guest.sh(t, `umask 077 && mkdir -p ~/.agentconnect ~/.config/systemd/user && echo '{"version":1,"daemonId":"d-1","limits":{"idleSweepMs":1000},"features":{"x":true}}' >~/.agentconnect/config.json &&
+			printf '[Service]\nExecStart=/usr/bin/npx @agentconnect.md/cli run\n' >~/.config/systemd/user/agentconnect.service && systemctl --user daemon-reload`)
+		_, remedy, ok := strings.Cut(guest.says(t, "agentconnect up", "to move over: "), "to move over: ")
+		if !ok {
+			t.FailNow()
+		}
+		guest.sh(t, strings.TrimSpace(remedy))
+		guest.says(t, "agentconnect config", "limits.idleSweepMs", "features")
 		guest.says(t, "agentconnect up", "the daemon runs")
+		guest.sh(t, "grep -q idleSweepMs ~/.agentconnect/config.json")
 		guest.sh(t, "agentconnect agent add bob --runtime selftest && agentconnect agent start bob")
 		for _, pair := range []struct {
 			w, other  who
@@ -188,11 +249,6 @@ func TestPackage(t *testing.T) {
 		dave := who{"dave", 1002}
 		dave.says(t, "agentconnect up", "no user manager", "loginctl enable-linger dave")
 		dave.says(t, "agentconnect probe", "result: ok")
-		// As in WSL without systemd: nothing of it is there.
-		direct := "unshare --mount sh -c 'mount -t tmpfs none /run && exec setpriv --reuid dave --regid dave --init-groups env -i HOME=/home/dave USER=dave PATH=/usr/bin:/bin sh -c \"" +
-			"agentconnect run & daemon=\\$!; agentconnect agent add d --runtime selftest; until agentconnect status | grep -q running; do sleep 0.2; done; " +
-			"agentconnect prompt d \\\"echo direct\\\"; agentconnect status; kill \\$daemon; wait\"'"
-		root.says(t, direct, "direct\n", "agents run as the daemon's own children")
 		root.says(t, "unshare --mount sh -c 'mount --bind -o ro /home/dave /home/dave && mount -o remount,bind,ro /home/dave && exec setpriv --reuid dave --regid dave --init-groups env -i HOME=/home/dave PATH=/usr/bin:/bin agentconnect agent add e --runtime selftest'",
 			"read-only")
 		// Nobody may make user namespaces: said, with the remedy, and nothing starts.
