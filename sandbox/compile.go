@@ -540,10 +540,37 @@ func (c *compiler) run() error {
 		// The supervisor makes the directory when it starts the agent; explain may come before.
 		c.add(rule{target: d.target, source: realOr(c.h, d.source), op: OpBind, access: ReadOnly, kind: KindDir, channel: d.channel, why: d.why})
 	}
+	if err := c.repository(); err != nil {
+		return err
+	}
 	if c.p.Read == ReadSystem {
 		c.add(rule{target: "/var/run", op: OpLink, access: ReadOnly, text: "/run", why: "a fresh /run"})
 		c.add(rule{target: "/var/lock", op: OpLink, access: ReadOnly, text: "/run/lock", why: "a fresh /run"})
 	}
+	return nil
+}
+
+// repository shows the repository of an agent's own clone.
+func (c *compiler) repository() error {
+	if c.p.Repository == "" {
+		if c.p.Receive {
+			return errors.New("nothing to receive into: no repository is named")
+		}
+		return nil
+	}
+	if !filepath.IsAbs(c.p.Repository) || filepath.Clean(c.p.Repository) != c.p.Repository {
+		return fmt.Errorf("repository %q: not a clean absolute path", c.p.Repository)
+	}
+	real := realOr(c.h, c.p.Repository)
+	c.add(rule{target: RepositoryPath, source: real, op: OpBind, access: ReadOnly, kind: KindDir, why: "the repository that the agent's clone pushes to"})
+	if !c.p.Receive {
+		return nil
+	}
+	for _, part := range []string{"objects", "refs"} {
+		c.add(rule{target: RepositoryPath + "/" + part, source: real + "/" + part, op: OpBind, access: ReadWrite, kind: KindDir, why: "what is pushed"})
+	}
+	// alternates would have git read another repository's objects.
+	c.add(rule{target: RepositoryPath + "/objects/info", source: real + "/objects/info", op: OpBind, access: ReadOnly, kind: KindDir, why: "where git looks for further objects"})
 	return nil
 }
 

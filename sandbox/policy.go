@@ -65,6 +65,13 @@ type Policy struct {
 	TmpDir   string `json:"tmpDir"`
 	// MemoryDir is the agent's memory; empty: not part of the view.
 	MemoryDir string `json:"memoryDir,omitempty"`
+	// Repository is the bare repository of an agent that works in a clone of its own:
+	// read-only inside at RepositoryPath. Nobody runs git in such a clone on the host, so what
+	// git obeys in the workspace is not sealed.
+	Repository string `json:"repository,omitempty"`
+	// Receive: what runs here takes in what that agent pushes. Objects and refs of the
+	// repository are writable; its configuration is not even there to be changed.
+	Receive bool `json:"receive,omitempty"`
 	// Workspace is the agent's project folder, on the host and inside.
 	Workspace string   `json:"workspace"`
 	Read      ReadMode `json:"read"`
@@ -142,6 +149,8 @@ const (
 	SecretsPath = "/run/agentconnect/secrets"
 	// CgroupPath is the agent's own control group, of version 2.
 	CgroupPath = "/sys/fs/cgroup"
+	// RepositoryPath is the repository that an agent's own clone came from and pushes to.
+	RepositoryPath = "/run/agentconnect/repository.git"
 )
 
 // How git control files in writable folders are kept from the agent.

@@ -31,3 +31,7 @@ func gh(context.Context, []string) error {
 func checkout(context.Context, []string, io.Writer) error {
 	return errors.New("checkout: works on Linux alone")
 }
+
+func receive() error {
+	return errors.New("receive: works on Linux alone")
+}

@@ -5,6 +5,7 @@
 //	                                           the daemon, or from the service's file descriptor store
 //	agentconnect-supervisor probe              for "agentconnect probe": tries the boundary, starts no agent
 //	agentconnect-supervisor install            for "agentconnect runtimes install": npm in a boundary of its own
+//	agentconnect-supervisor clone              for "agentconnect agent add --git": the agent's clone, in its boundary
 package main
 
 import (
@@ -23,6 +24,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"agentconnect.md/sandbox/cmd/internal/gitclone"
 	"agentconnect.md/sandbox/cmd/internal/stops"
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
 	"agentconnect.md/sandbox/cmd/internal/version"
@@ -50,6 +52,9 @@ func run() int {
 	}
 	if len(os.Args) == 2 && os.Args[1] == installWord {
 		return runInstall()
+	}
+	if len(os.Args) == 2 && os.Args[1] == gitclone.Word {
+		return runClone()
 	}
 	agent := ""
 	if len(os.Args) > 1 {

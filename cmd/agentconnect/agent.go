@@ -19,6 +19,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/gitclone"
 	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/sandbox"
@@ -42,6 +43,7 @@ type settings struct {
 	runtime, command   string
 	args               []string
 	workspace          string
+	clone, worktree    string
 	sandbox, noSandbox bool
 	grants             []string
 	read, nesting      string
@@ -65,6 +67,10 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 	f.StringVar(&s.command, "command", "", "an ACP program that is not among the runtimes")
 	f.StringArrayVar(&s.args, "arg", nil, "argument of the program (repeat)")
 	f.StringVar(&s.workspace, "workspace", "", "project folder; a relative one lies in the agent's own directory")
+	if !edit {
+		f.StringVar(&s.clone, "git", "", "`URL|DIR`: a clone of the agent's own; its commits come out through a bare repository")
+		f.StringVar(&s.worktree, "git-worktree", "", "`DIR`: a worktree of your repository, for the agent")
+	}
 	f.BoolVar(&s.sandbox, "sandbox", true, "run behind the boundary (the default)")
 	f.BoolVar(&s.noSandbox, "no-sandbox", false, "run without the boundary: the agent can do whatever you can")
 	grant, env := "PATH:ro or PATH:rw: open a further path to the agent (repeat)", "K=V in the agent's environment (repeat)"
@@ -97,10 +103,13 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 }
 
 // apply puts the given flags, and those only, into ag.
-func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
+func (s *settings) apply(a *app, home string, ag *agent.Agent) (err error) {
 	given := func(name string) bool { return s.c.Flags().Changed(name) }
 	usage := func(format string, args ...any) error {
 		return &usageError{text: fmt.Sprintf(format, args...), see: s.c.CommandPath()}
+	}
+	if slices.Contains([]bool{given("workspace") && given("git"), given("workspace") && given("git-worktree"), given("git") && given("git-worktree")}, true) {
+		return usage("--workspace, --git and --git-worktree exclude each other: give one")
 	}
 	if given("sandbox") && given("no-sandbox") && s.sandbox == s.noSandbox {
 		return usage("--sandbox and --no-sandbox contradict each other: give one")
@@ -146,6 +155,18 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 		}
 		if filepath.IsAbs(ag.Workspace) {
 			ag.Workspace = filepath.Clean(ag.Workspace)
+		}
+	}
+	if given("git") {
+		if ag.Git.Clone = s.clone; !gitclone.IsURL(s.clone) {
+			if ag.Git.Clone, err = folder(home, s.clone); err != nil {
+				return usage("--git %v", err)
+			}
+		}
+	}
+	if given("git-worktree") {
+		if ag.Git.Worktree, err = folder(home, s.worktree); err != nil {
+			return usage("--git-worktree %v", err)
 		}
 	}
 	if given("sandbox") {
@@ -223,6 +244,19 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) error {
 		ag.Limits.Tasks = s.tasks
 	}
 	return nil
+}
+
+// folder is the folder that path leads to now.
+func folder(home, path string) (string, error) {
+	abs, err := filepath.Abs(expand(home, path))
+	if err != nil {
+		return "", err
+	}
+	real, kind, err := (hostfacts.Host{}).Resolve(abs)
+	if err != nil || kind != sandbox.KindDir {
+		return "", fmt.Errorf("%s: no such folder", path)
+	}
+	return real, nil
 }
 
 // named drops the empty word, which takes all rules away.
@@ -342,11 +376,17 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 	if err := s.builder().Check(ag); err != nil {
 		return err
 	}
+	if err := s.roomFor(ag); err != nil {
+		return err
+	}
 	if err := s.store.Create(ag); err != nil {
 		return err
 	}
 	if err := s.makeWorkspace(ag); err != nil {
 		return err
+	}
+	if err := s.fill(ctx, ag); err != nil {
+		return errors.Join(fmt.Errorf("agent %s is not added: %w", ag.ID, err), s.store.Remove(ag.ID, false))
 	}
 	s.recordPolicy(ag.ID, "add", "agent add: sandbox "+onOff(ag.Sandboxed()))
 	s.adviseRuntime(ag)
@@ -381,6 +421,9 @@ func (s *site) sayAgent(ag *agent.Agent, did string) error {
 	st := describe(s.builder(), ag)
 	if err := s.a.say(st, "agent %s %s: runtime %s, sandbox %s, network %s, workspace %s", ag.ID, did, st.Runtime, onOff(st.Sandboxed), st.Network, st.Workspace); err != nil {
 		return err
+	}
+	if !s.a.json && did == "added" {
+		sayGit(s.a.out, s.store.Dirs(ag.ID), ag)
 	}
 	if !st.Sandboxed {
 		s.a.warn("agent %s runs without the sandbox: it can do whatever you can", ag.ID)
@@ -545,7 +588,7 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	if hint := s.builder().LoginHint(ag); hint != "" {
 		t.row("login", hint)
 	}
-	t.row("git seals", orDefault(st.GitSeals, "none"))
+	gitRows(t, st.Git, st.GitSeals)
 	t.row("limits", fmt.Sprintf("memory %s, cpu %s, tasks %d", orDefault(limits.Memory, "-"), orDefault(limits.CPU, "-"), limits.Tasks))
 	if st.Usage != nil {
 		t.row("uses", usageLine(st.Usage))

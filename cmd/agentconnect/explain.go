@@ -12,6 +12,8 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/sandbox"
@@ -24,7 +26,9 @@ type explained struct {
 	Agent     string           `json:"agent"`
 	Sandboxed bool             `json:"sandboxed"`
 	Read      sandbox.ReadMode `json:"read"`
-	Plan      *sandbox.Plan    `json:"plan,omitempty"`
+	// Git says how the workspace was made from a repository, if it was.
+	Git  *control.AgentGit `json:"git,omitempty"`
+	Plan *sandbox.Plan     `json:"plan,omitempty"`
 	// Rules of the network, in modes allowlist and open.
 	Rules *agent.Network    `json:"rules,omitempty"`
 	Paths []sandbox.Verdict `json:"paths,omitempty"`
@@ -60,7 +64,7 @@ func (a *app) explainCommand() *cobra.Command {
 
 // explain compiles the same plan that the launcher carries out.
 func (s *site) explain(ag *agent.Agent, paths []string) (*explained, error) {
-	x := &explained{Agent: ag.ID, Sandboxed: ag.Sandboxed(), Read: orDefault(ag.Read, sandbox.ReadSystem)}
+	x := &explained{Agent: ag.ID, Sandboxed: ag.Sandboxed(), Read: orDefault(ag.Read, sandbox.ReadSystem), Git: daemon.Git(s.store, ag)}
 	b := s.builder()
 	if err := b.Judge(ag); err != nil {
 		return nil, err
@@ -117,7 +121,7 @@ func (a *app) printExplained(x *explained) error {
 			networkRows(t, *x.Rules)
 		}
 		t.row("nesting", onOff(x.Plan.Nesting))
-		t.row("git seals", sandbox.GitSeals(x.Plan.Nesting))
+		gitRows(t, x.Git, sandbox.GitSeals(x.Plan.Nesting))
 		if err := t.end(); err != nil {
 			return err
 		}

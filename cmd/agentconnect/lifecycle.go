@@ -252,7 +252,7 @@ func describe(b *daemon.Builder, ag *agent.Agent) control.AgentStatus {
 		runtime = ag.Command
 	}
 	return control.AgentStatus{ID: ag.ID, Runtime: runtime, State: control.StateStopped, Sandboxed: ag.Sandboxed(),
-		Workspace: b.Store.WorkspacePath(ag), Network: string(b.Network(ag)), GitSeals: b.GitSeals(ag)}
+		Workspace: b.Store.WorkspacePath(ag), Network: string(b.Network(ag)), GitSeals: b.GitSeals(ag), Git: daemon.Git(b.Store, ag)}
 }
 
 // plainRoot is ROOT by the flag, the environment or the default, unchecked: for status
@@ -343,9 +343,9 @@ func (a *app) printAgents(agents []control.AgentStatus) error {
 		_, err := fmt.Fprintln(a.out, "no agents; add one with `agentconnect agent add ID --runtime NAME`")
 		return err
 	}
-	t := newTable(a.out, "AGENT", "STATE", "RUNTIME", "SANDBOX", "NETWORK", "CLIENTS", "WORKSPACE")
+	t := newTable(a.out, "AGENT", "STATE", "RUNTIME", "SANDBOX", "GIT SEALS", "NETWORK", "CLIENTS", "WORKSPACE")
 	for _, g := range agents {
-		t.row(g.ID, g.State, g.Runtime, onOff(g.Sandboxed), g.Network, fmt.Sprint(g.Clients), g.Workspace)
+		t.row(g.ID, g.State, g.Runtime, onOff(g.Sandboxed), orDefault(g.GitSeals, "none"), g.Network, fmt.Sprint(g.Clients), g.Workspace)
 	}
 	if err := t.end(); err != nil {
 		return err
@@ -357,6 +357,9 @@ func (a *app) printAgents(agents []control.AgentStatus) error {
 		}
 		if g.Reason != "" {
 			says = append(says, g.Reason)
+		}
+		if g.Git != nil {
+			says = append(says, "git: "+gitLine(g.Git))
 		}
 		if g.Usage != nil {
 			says = append(says, usageLine(g.Usage))

@@ -47,13 +47,16 @@ func Compile(p sandbox.Policy, h sandbox.Host, hooks bool) (*sandbox.Plan, *Foun
 }
 
 // Roots are the folders that a policy opens for writing and that somebody may run git in
-// on the host: not the agent's home and tmp.
+// on the host: not the agent's home and tmp, nor a clone of its own.
 func Roots(p sandbox.Policy, h sandbox.Host) []string {
 	ws := p.Workspace
 	if !filepath.IsAbs(ws) {
 		ws = filepath.Join(p.AgentDir, ws)
 	}
 	paths := []string{ws, p.MemoryDir}
+	if p.Repository != "" {
+		paths = paths[1:] // a clone of the agent's own, which the host keeps out of
+	}
 	for _, g := range p.Grants {
 		if g.Access == sandbox.ReadWrite {
 			paths = append(paths, filepath.Clean(g.Path))

@@ -26,6 +26,7 @@ type Agent struct {
 	Credentials string `json:"credentials,omitempty"`
 	// Workspace is absolute, or relative to the agent directory ("workspace" by default).
 	Workspace string            `json:"workspace,omitempty"`
+	Git       Git               `json:"git,omitzero"`     // how the workspace was made, instead of Workspace
 	Memory    string            `json:"memory,omitempty"` // managed, native, none
 	Grants    []sandbox.Grant   `json:"grants,omitempty"`
 	Read      sandbox.ReadMode  `json:"read,omitempty"`
@@ -45,6 +46,15 @@ type Agent struct {
 	// loses none of it: keys of its own (see Unused), and workspace and memory where
 	// they were objects.
 	Kept map[string]json.RawMessage `json:"-"`
+}
+
+// Git says that `agent add` made the workspace in the agent directory from a repository. At
+// most one is set.
+type Git struct {
+	// Clone is what the agent's own clone was made from: an address, or an absolute path.
+	Clone string `json:"clone,omitempty"`
+	// Worktree is the operator's repository of which the workspace is a worktree.
+	Worktree string `json:"worktree,omitempty"`
 }
 
 // Network says what the agent reaches. An empty Mode means the default of the configuration.

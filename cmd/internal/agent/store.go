@@ -87,6 +87,9 @@ type Dirs struct {
 	Memory    string
 	Tmp       string
 	Workspace string // of an agent that names no other
+	// Repository is what an agent's own clone was made from and pushes to. The agent cannot
+	// write it.
+	Repository string
 }
 
 // Dirs names the places of the agent id. It touches nothing; an id that breaks the
@@ -100,6 +103,7 @@ func (s *Store) Dirs(id string) Dirs {
 		Agent: d, File: filepath.Join(d, "agent.json"),
 		Home: filepath.Join(d, "home"), Memory: filepath.Join(d, "memory"),
 		Tmp: filepath.Join(d, "tmp"), Workspace: filepath.Join(d, DefaultWorkspace),
+		Repository: filepath.Join(d, "repository.git"),
 	}
 }
 

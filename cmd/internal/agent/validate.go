@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/gitclone"
 	"agentconnect.md/sandbox/cmd/internal/gitcred"
 	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/sandbox"
@@ -154,10 +155,13 @@ func (a *Agent) Validate() error {
 			p.add("workspace %q: ~ is not expanded here: write the absolute path", w)
 		case filepath.IsAbs(w) && (filepath.Clean(w) != w || w == "/"):
 			p.add("workspace %q: write a clean path of a project folder, without .., //, or a slash at the end", w)
+		case w == "repository.git" || strings.HasPrefix(w, "repository.git/"):
+			p.add("workspace %q: that is the place of the repository of an agent's own clone (`agent add --git`): choose another name", w)
 		case !filepath.IsAbs(w) && (!filepath.IsLocal(w) || filepath.Clean(w) != w || w == "."):
 			p.add("workspace %q: a relative workspace stays inside the agent directory: no .. in it; for a folder elsewhere write its absolute path", w)
 		}
 	}
+	a.Git.validate(&p, a)
 	oneOf(&p, "memory", a.Memory, MemoryManaged, MemoryNative, MemoryNone)
 	seen := map[string]sandbox.Access{}
 	for i, g := range a.Grants {
@@ -231,6 +235,28 @@ func (a *Agent) Validate() error {
 		}
 	}
 	return p.err()
+}
+
+func (g Git) validate(p *invalid, a *Agent) {
+	text(p, "git.clone", g.Clone, 4096)
+	text(p, "git.worktree", g.Worktree, 4096)
+	switch {
+	case g == Git{}:
+		return
+	case g.Clone != "" && g.Worktree != "":
+		p.add("git: clone and worktree exclude each other: keep one of them")
+	case a.Workspace != "":
+		p.add("workspace and git exclude each other: git makes the workspace in the agent directory; add another agent for a folder elsewhere")
+	case g.Worktree != "" && (!filepath.IsAbs(g.Worktree) || filepath.Clean(g.Worktree) != g.Worktree):
+		p.add("git.worktree %q: write the absolute path of a repository", g.Worktree)
+	case g.Clone != "" && !a.Sandboxed():
+		p.add("git.clone: without the sandbox nothing keeps the agent in its clone: use it with the sandbox, or give a workspace")
+	}
+	if g.Clone != "" {
+		if err := gitclone.CheckSource(g.Clone); err != nil {
+			p.add("git.clone: %v", err)
+		}
+	}
 }
 
 func (c GitCredential) validate(p *invalid, where string) {

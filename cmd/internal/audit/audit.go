@@ -30,6 +30,7 @@ const (
 	KindDenied     = "denied"     // the boundary refused something
 	KindSecret     = "secret"     // a secret was set, removed or handed in; never its value
 	KindCredential = "credential" // a credential helper answered, or refused to
+	KindPush       = "push"       // an agent with a clone of its own pushed
 	KindMCP        = "mcp"        // a server outside the boundary started or ended
 	KindLife       = "life"       // start, stop, end
 )

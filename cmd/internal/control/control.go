@@ -48,6 +48,8 @@ type AgentStatus struct {
 	Network   string `json:"network"`
 	// GitSeals is "hard" or "watched"; empty without a boundary.
 	GitSeals string `json:"gitSeals,omitempty"`
+	// Git says how `agent add` made its workspace from a repository; nil where it did not.
+	Git *AgentGit `json:"git,omitempty"`
 	// Findings counts what the audit log has of the last run that somebody should look at.
 	Findings int       `json:"findings,omitempty"`
 	PID      int       `json:"pid,omitempty"` // supervisor
@@ -71,6 +73,13 @@ type AgentStatus struct {
 	Unmet []string `json:"unmet,omitempty"`
 	// DropIns are files by which somebody changes its units.
 	DropIns []string `json:"dropIns,omitempty"`
+}
+
+// AgentGit is where a workspace came from, and where an own clone's commits come out.
+type AgentGit struct {
+	Clone      string `json:"clone,omitempty"`
+	Repository string `json:"repository,omitempty"`
+	Worktree   string `json:"worktree,omitempty"`
 }
 
 // Status is the whole picture; also what a daemon that ended or refused leaves behind in ROOT.

@@ -1067,7 +1067,7 @@ func (d *Daemon) agentStatus(id string, e *config.AgentEntry) control.AgentStatu
 			s.Runtime = a.Command
 		}
 		s.Workspace = d.store.WorkspacePath(a)
-		s.GitSeals = b.GitSeals(a)
+		s.GitSeals, s.Git = b.GitSeals(a), Git(d.store, a)
 		if s.Findings = audit.Findings(audit.Path(d.cfg.Root, id)); s.Findings > 0 {
 			s.Notes = append(s.Notes, fmt.Sprintf("%d findings in files that git and other programs of the host trust; see `agentconnect audit %s`", s.Findings, id))
 		}

@@ -18,6 +18,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/native"
@@ -125,6 +126,17 @@ func (b *Builder) GitSeals(a *agent.Agent) string {
 	return sandbox.GitSeals(nesting)
 }
 
+// Git says how an agent's workspace was made; nil where it lies elsewhere.
+func Git(store *agent.Store, a *agent.Agent) *control.AgentGit {
+	switch {
+	case a.Git.Clone != "":
+		return &control.AgentGit{Clone: a.Git.Clone, Repository: store.Dirs(a.ID).Repository}
+	case a.Git.Worktree != "":
+		return &control.AgentGit{Worktree: a.Git.Worktree}
+	}
+	return nil
+}
+
 // start is how an agent's runtime starts.
 type start struct {
 	runtime runtimes.Runtime // zero for a command of the operator's
@@ -203,6 +215,9 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 	}
 	if a.Memory != "" && a.Memory != agent.MemoryManaged {
 		p.MemoryDir = ""
+	}
+	if a.Git.Clone != "" {
+		p.Repository = d.Repository
 	}
 	if b.RunDir != "" {
 		show(&p, insideDir(socketPath(b.RunDir, a.ID+".sock")))
@@ -308,6 +323,11 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	}
 	if err := b.Store.Ensure(a.ID); err != nil {
 		return nil, err
+	}
+	if repo := b.Store.Dirs(a.ID).Repository; a.Git.Clone != "" {
+		if fi, err := os.Lstat(repo); err != nil || !fi.IsDir() {
+			return nil, refusedConfig(a, fmt.Errorf("git.clone: the repository %s is not there; `agentconnect agent add --git` makes it with a new agent", repo))
+		}
 	}
 	s, err := b.find(a)
 	if err != nil {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long anything may take that a test waits for. Reaching it is a failure.
-const patience = 45 * time.Second
+const patience = 120 * time.Second
 
 // site is one ROOT below the real home, where people have theirs, with nothing of the
 // user's own AgentConnect in reach.

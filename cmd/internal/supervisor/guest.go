@@ -107,6 +107,8 @@ func (s *Supervisor) guest(ctx context.Context, conn *net.UnixConn) error {
 		err = s.credential(ctx, conn, *req.Credential)
 	case wire.OpMCP:
 		err = s.mcp(ctx, conn, req.Name)
+	case wire.OpPush:
+		err = s.push(ctx, conn)
 	default:
 		err = fmt.Errorf("unknown operation %q", req.Op)
 	}

@@ -120,7 +120,7 @@ func (s *Supervisor) mcp(ctx context.Context, conn *net.UnixConn, name string) e
 		err = conn.SetDeadline(time.Time{})
 	}
 	if err == nil {
-		s.bridge(ctx, conn, process, ends)
+		s.bridge(ctx, conn, process, ends, nil)
 	}
 	ends.close()
 	process.stop(ctx, 0, execKillGrace)
@@ -140,7 +140,20 @@ func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer) (*progra
 	if err != nil {
 		return nil, streams{}, err
 	}
-	var ends streams
+	st := launch.Start{Launcher: s.spec.Launcher, Argv: m.Argv, Dir: "/", DieWithParent: s.spec.Policy.DieWithParent, Private: env}
+	if m.Policy == nil {
+		st.Env = s.hostEnv()
+		s.outside.Store(true)
+	} else {
+		st.Bwrap, st.Env, st.Dir = s.spec.Bwrap, m.BaseEnv, m.Policy.Workspace
+		st.Compile = func() (*sandbox.Plan, error) { return sandbox.Compile(*m.Policy, hostfacts.Host{}) }
+	}
+	return s.startBridged(ctx, "mcp "+m.Name, st)
+}
+
+// startBridged starts a program whose stdin and stdout are pipes of ours and whose stderr is
+// logged as from whom it comes.
+func (s *Supervisor) startBridged(ctx context.Context, from string, st launch.Start) (_ *program, ends streams, err error) {
 	if ends.in, err = newPipe(); err != nil {
 		return nil, streams{}, err
 	}
@@ -153,22 +166,12 @@ func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer) (*progra
 		ends.close()
 		return nil, streams{}, err
 	}
-	st := launch.Start{
-		Launcher: s.spec.Launcher, Argv: m.Argv, Dir: "/", DieWithParent: s.spec.Policy.DieWithParent,
-		Stdin: ends.in.r, Stdout: ends.out.w, Stderr: stderr.w, Private: env,
-	}
-	if m.Policy == nil {
-		st.Env = s.hostEnv()
-		s.outside.Store(true)
-	} else {
-		st.Bwrap, st.Env, st.Dir = s.spec.Bwrap, m.BaseEnv, m.Policy.Workspace
-		st.Compile = func() (*sandbox.Plan, error) { return sandbox.Compile(*m.Policy, hostfacts.Host{}) }
-	}
+	st.Stdin, st.Stdout, st.Stderr = ends.in.r, ends.out.w, stderr.w
 	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)})
 	stderr.closeWrite()
 	s.wg.Go(func() {
 		defer stderr.close()
-		forEachLine(stderr.r, func(line string) { s.opts.Log.Info(line, "from", "mcp "+m.Name) })
+		forEachLine(stderr.r, func(line string) { s.opts.Log.Info(line, "from", from) })
 	})
 	if err != nil {
 		ends.close()
@@ -181,7 +184,8 @@ func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer) (*progra
 
 // bridge copies both ways until the server has ended or the guest is gone. Pipes and not
 // the guest's own socket: nothing from inside is ever a descriptor of a program outside.
-func (s *Supervisor) bridge(ctx context.Context, conn *net.UnixConn, process *program, ends streams) {
+// ended, if any, runs after the server's end and before the guest hears of it.
+func (s *Supervisor) bridge(ctx context.Context, conn *net.UnixConn, process *program, ends streams, ended func()) {
 	said := make(chan struct{}) // the server's output is over, or nobody reads it
 	asked := make(chan struct{})
 	go func() {
@@ -215,6 +219,9 @@ func (s *Supervisor) bridge(ctx context.Context, conn *net.UnixConn, process *pr
 	select {
 	case <-said:
 	case <-last.C:
+	}
+	if ended != nil {
+		ended()
 	}
 	conn.Close()
 	ends.close()

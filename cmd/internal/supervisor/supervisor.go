@@ -78,6 +78,7 @@ type Supervisor struct {
 	secrets  map[string]wire.Secret
 	commands chan struct{} // a seat for each credential command that runs, or question to the daemon
 	hosted   chan struct{} // a seat for each MCP server that runs outside
+	pushes   chan struct{} // the one seat for what receives a push
 	outside  atomic.Bool   // a program of the operator's ran outside any boundary
 
 	execDone chan struct{} // one token after each command
@@ -110,6 +111,7 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 	return &Supervisor{
 		spec: spec, opts: opts, execDone: make(chan struct{}, 1),
 		secrets: map[string]wire.Secret{}, commands: make(chan struct{}, maxCommands), hosted: make(chan struct{}, maxHosted),
+		pushes: make(chan struct{}, 1),
 	}, nil
 }
 

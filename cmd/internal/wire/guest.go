@@ -1,5 +1,5 @@
 // What the guest inside and the supervisor say to each other, over the socket
-// sandbox.ChannelSocket: one JSON line each way, then, for OpMCP, the server's own stream.
+// sandbox.ChannelSocket: one JSON line each way, then, for OpMCP and OpPush, a stream.
 // Whatever runs inside can speak it; a request is a wish, never a right.
 
 package wire
@@ -29,6 +29,8 @@ const (
 	OpCredential = "credential"
 	// OpMCP connects to a server that runs outside the boundary.
 	OpMCP = "mcp"
+	// OpPush connects to git receive-pack for the repository that the agent's clone pushes to.
+	OpPush = "push"
 )
 
 // CredentialQuery is what git (gitcredentials(7)) or gh wants to know.
