@@ -13,6 +13,7 @@
 //	agentconnect-guest start FD -- CMD…
 //	agentconnect-guest git-credential get|store|erase
 //	agentconnect-guest gh ARG…
+//	agentconnect-guest git-config KEY VALUE | --unset KEY   a variable of a sealed configuration, if allowed
 //	agentconnect-guest git-receive-pack                  what git starts to push from an agent's own clone
 //	agentconnect-guest receive                           the other end, in a boundary of its own
 //	agentconnect-guest mcp NAME                          an MCP server outside, on stdin and stdout
@@ -84,7 +85,7 @@ func usage(format string, args ...any) error {
 
 func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	if len(args) == 0 {
-		return usage("which command? selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, git-receive-pack, mcp or version")
+		return usage("which command? selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, git-config, git-receive-pack, mcp or version")
 	}
 	name, args := args[0], args[1:]
 	switch name {
@@ -108,6 +109,8 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		return mcpBridge(ctx, args, stdin, stdout)
 	case "gh":
 		return gh(ctx, args)
+	case "git-config":
+		return gitConfig(ctx, args)
 	case "git-receive-pack":
 		return push(ctx, stdin, stdout)
 	case "receive":
@@ -120,7 +123,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 	}
 	// Steps that the self-test gives to a process of its own.
 	if len(args) != 1 {
-		return usage("unknown command %q: there are selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, git-receive-pack, mcp and version", name)
+		return usage("unknown command %q: there are selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, git-config, git-receive-pack, mcp and version", name)
 	}
 	switch name {
 	case "try":
@@ -137,7 +140,7 @@ func dispatch(ctx context.Context, args []string, stdin io.Reader, stdout, stder
 		selftest.Linger(ctx)
 		return nil
 	}
-	return usage("unknown command %q: there are selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, git-receive-pack, mcp and version", name)
+	return usage("unknown command %q: there are selftest, attack, check, checkout, inner, pty, exec, start, git-credential, gh, git-config, git-receive-pack, mcp and version", name)
 }
 
 func version() string {

@@ -23,6 +23,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
@@ -57,6 +58,7 @@ type settings struct {
 	env                []string
 	memoryKind         string
 	gitCreds, tools    []string
+	gitConfig          []string
 	removeWords        bool // of edit: a grant or a variable can be taken away
 }
 
@@ -98,6 +100,7 @@ func (a *app) settings(c *cobra.Command, edit bool) *settings {
 		server += "; -NAME takes it away"
 	}
 	f.StringArrayVar(&s.gitCreds, "git-credential", nil, credential)
+	f.StringArrayVar(&s.gitConfig, "git-config", nil, "`GROUP` of harmless git variables that the agent may have changed in a sealed configuration: "+strings.Join(gitseal.SettingGroups, " ")+" (repeat; \"\": none)")
 	f.StringArrayVar(&s.tools, "mcp", nil, server)
 	return s
 }
@@ -201,6 +204,12 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) (err error) {
 	for _, word := range s.gitCreds {
 		if err := s.credential(word, ag); err != nil {
 			return usage("%v", err)
+		}
+	}
+	if given("git-config") {
+		ag.Allow = nil
+		for _, group := range named(s.gitConfig) {
+			ag.Allow = append(ag.Allow, agent.AllowGitConfig(group))
 		}
 	}
 	if given("mcp") {
@@ -598,6 +607,9 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	}
 	for _, g := range ag.Grants {
 		t.row("grant", fmt.Sprintf("%s:%s", g.Path, g.Access))
+	}
+	for _, w := range ag.Allow {
+		t.row("allow", w)
 	}
 	for _, k := range slices.Sorted(maps.Keys(ag.Env)) {
 		t.row("env", k+" "+redacted)

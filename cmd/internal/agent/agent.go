@@ -5,6 +5,7 @@ package agent
 
 import (
 	"encoding/json"
+	"strings"
 
 	"agentconnect.md/sandbox/sandbox"
 )
@@ -37,6 +38,8 @@ type Agent struct {
 	ACP       ACP               `json:"acp,omitzero"`
 	// Checkout stands in no agent.json: the control plane gives the workspace.
 	Checkout *Checkout `json:"checkout,omitempty"`
+	// Allow are small things that the supervisor does for the agent: "git-config:branch.*".
+	Allow []string `json:"allow,omitempty"`
 	// GitCredentials are the repositories whose credentials the agent may use.
 	GitCredentials []GitCredential `json:"gitCredentials,omitempty"`
 	// MCPServers and RuntimeOverrides are AgentConnect's, kept as they were written.
@@ -119,6 +122,23 @@ const (
 // DefaultWorkspace is the workspace, relative to the agent directory, of an agent
 // that names none.
 const DefaultWorkspace = "workspace"
+
+// gitConfigWord begins what Allow says of git variables.
+const gitConfigWord = "git-config:"
+
+// GitConfig are the groups of git variables in Allow.
+func (a *Agent) GitConfig() []string {
+	var groups []string
+	for _, w := range a.Allow {
+		if group, ok := strings.CutPrefix(w, gitConfigWord); ok {
+			groups = append(groups, group)
+		}
+	}
+	return groups
+}
+
+// AllowGitConfig is how Allow says that a group of variables may be changed.
+func AllowGitConfig(group string) string { return gitConfigWord + group }
 
 // Sandboxed reports whether the agent runs behind the boundary; the default is yes.
 func (a *Agent) Sandboxed() bool { return a.RunInSandbox == nil || *a.RunInSandbox }

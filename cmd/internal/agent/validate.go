@@ -20,6 +20,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/gitcred"
 	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 )
 
 // An id names a directory, systemd units and a command-line argument. No dot:
@@ -210,6 +211,12 @@ func (a *Agent) Validate() error {
 		}
 		if !a.Sandboxed() {
 			p.add("checkout: a workspace from a repository is made inside the sandbox; turn the sandbox on for it")
+		}
+	}
+	for i, w := range a.Allow {
+		group, ok := strings.CutPrefix(w, gitConfigWord)
+		if !ok || !slices.Contains(gitseal.SettingGroups, group) {
+			p.add("allow[%d] %q: write %s and one of %s", i, w, gitConfigWord, strings.Join(gitseal.SettingGroups, " "))
 		}
 	}
 	for i, c := range a.GitCredentials {

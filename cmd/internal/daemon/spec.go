@@ -386,6 +386,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Credentials: credentials,
 		Daemon:      b.Supervisors,
 		MCP:         servers,
+		GitConfig:   a.GitConfig(),
 		Dir:         p.Workspace,
 		Socket:      socket,
 		Launcher:    b.Programs.Launcher,

@@ -62,7 +62,7 @@ func Clone(ctx context.Context, q Request) error {
 	defer cancel()
 	p := q.Policy
 	p.Network, p.Nesting, p.DieWithParent = sandbox.NetworkNone, false, true
-	p.ChannelDir, p.SecretsDir, p.Files, p.Grants = "", "", nil, nil
+	p.ChannelDir, p.SecretsDir, p.Files, p.Grants, p.OwnCgroup = "", "", nil, nil, false
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err

@@ -24,3 +24,6 @@ func (*Guard) Close() {}
 
 // Calm halts nothing.
 func (*Guard) Calm() (resume func()) { return func() {} }
+
+// Change is not available on this system.
+func (*Guard) Change(string, func() error) error { return errors.ErrUnsupported }

@@ -107,6 +107,8 @@ func (s *Supervisor) guest(ctx context.Context, conn *net.UnixConn) error {
 		err = s.credential(ctx, conn, *req.Credential)
 	case wire.OpMCP:
 		err = s.mcp(ctx, conn, req.Name)
+	case wire.OpGitConfig:
+		err = s.gitConfig(conn, *req.Setting)
 	case wire.OpPush:
 		err = s.push(ctx, conn)
 	default:
@@ -168,6 +170,8 @@ func parseGuestRequest(line []byte) (*wire.GuestRequest, error) {
 		return nil, fmt.Errorf("the guest speaks version %d, this supervisor %d: restart the agent after the upgrade", req.Version, wire.GuestVersion)
 	case (req.Op == wire.OpCredential) != (req.Credential != nil):
 		return nil, errors.New("request: credential goes with the operation of that name, and only with it")
+	case (req.Op == wire.OpGitConfig) != (req.Setting != nil):
+		return nil, errors.New("request: setting goes with the operation git-config, and only with it")
 	case (req.Op == wire.OpMCP) != (req.Name != ""):
 		return nil, errors.New("request: name goes with the operation mcp, and only with it")
 	}

@@ -89,7 +89,7 @@ func (s *Supervisor) startReceive(ctx context.Context) (*program, streams, error
 	own.AgentDir, own.HomeDir, own.TmpDir, own.MemoryDir = stage, filepath.Join(stage, "home"), filepath.Join(stage, "tmp"), ""
 	own.Workspace = filepath.Join(stage, "workspace")
 	own.Read, own.Grants, own.Expose, own.Files, own.Nesting = sandbox.ReadSystem, nil, nil, nil, false
-	own.ChannelDir, own.SecretsDir, own.Network, own.Receive = "", "", sandbox.NetworkNone, true
+	own.ChannelDir, own.SecretsDir, own.Network, own.Receive, own.OwnCgroup = "", "", sandbox.NetworkNone, true, false
 	for _, dir := range []string{own.HomeDir, own.TmpDir, own.Workspace} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return nil, streams{}, errors.Join(err, os.RemoveAll(stage))

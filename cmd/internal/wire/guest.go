@@ -19,6 +19,8 @@ type GuestRequest struct {
 	Op      string `json:"op"`
 	// Credential is for OpCredential.
 	Credential *CredentialQuery `json:"credential,omitempty"`
+	// Setting is for OpGitConfig.
+	Setting *GitSetting `json:"setting,omitempty"`
 	// Name is for OpMCP.
 	Name string `json:"name,omitempty"`
 }
@@ -29,6 +31,8 @@ const (
 	OpCredential = "credential"
 	// OpMCP connects to a server that runs outside the boundary.
 	OpMCP = "mcp"
+	// OpGitConfig changes a variable of a sealed git configuration, if the operator allowed it.
+	OpGitConfig = "git-config"
 	// OpPush connects to git receive-pack for the repository that the agent's clone pushes to.
 	OpPush = "push"
 )
@@ -43,6 +47,15 @@ type CredentialQuery struct {
 	Username string `json:"username,omitempty"`
 	// Tool is who asks: git or gh. It decides nothing.
 	Tool string `json:"tool,omitempty"`
+}
+
+// GitSetting is one variable of a repository's configuration.
+type GitSetting struct {
+	// Dir is the directory that the configuration lies in.
+	Dir   string `json:"dir"`
+	Key   string `json:"key"`
+	Value string `json:"value,omitempty"`
+	Unset bool   `json:"unset,omitempty"`
 }
 
 // GuestReply answers.

@@ -51,6 +51,8 @@ type Spec struct {
 	Credentials []Credential `json:"credentials,omitempty"`
 	// Daemon is the socket where the daemon answers its supervisors.
 	Daemon string `json:"daemon,omitempty"`
+	// GitConfig are groups of git variables that the agent may have changed ("branch.*").
+	GitConfig []string `json:"gitConfig,omitempty"`
 	// Notes are things that an operator should know, for status.
 	Notes []string `json:"notes,omitempty"`
 	// MCP are the agent's MCP servers.
