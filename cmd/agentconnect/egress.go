@@ -243,7 +243,7 @@ func (a *app) egressWord(allow bool) *cobra.Command {
 			if len(parsed) == 1 {
 				host = parsed[0].Text() // as it is compared: the supervisor gets no other form
 			}
-			word := wire.EgressWord{Allow: allow, Host: host, Scope: wire.EgressRun}
+			word := control.Egress{Allow: allow, Host: host, Scope: wire.EgressRun}
 			switch {
 			case once:
 				word.Scope = wire.EgressOnce
@@ -263,7 +263,7 @@ func (a *app) egressWord(allow bool) *cobra.Command {
 }
 
 // sayEgress writes the word down where it is for good, and says it to the running agent.
-func (s *site) sayEgress(ctx context.Context, id string, w wire.EgressWord) error {
+func (s *site) sayEgress(ctx context.Context, id string, w control.Egress) error {
 	did := map[bool]string{true: "may reach", false: "may not reach"}[w.Allow]
 	if w.Scope == wire.EgressAlways {
 		if err := s.own(id); err != nil {
@@ -289,22 +289,18 @@ func (s *site) sayEgress(ctx context.Context, id string, w wire.EgressWord) erro
 		}
 		s.tell(ctx) // the daemon passes the new rules to the running agent
 	}
-	st, err := s.client().Agent(ctx, id)
-	running := err == nil && st.State == control.StateRunning && st.Socket != ""
-	switch {
-	case w.Scope == wire.EgressAlways && (errors.Is(err, control.ErrNotRunning) || err == nil && !running):
-		return s.a.say(w, "agent %s %s %s, from its next start", id, did, w.Host)
-	case err != nil:
-		return err
-	case !running:
-		return fmt.Errorf("agent %s is not running, and your word would hold for a run alone; say it with --always", id)
+	if w.Scope == wire.EgressAlways {
+		st, err := s.client().Agent(ctx, id)
+		if errors.Is(err, control.ErrNotRunning) || err == nil && st.State != control.StateRunning {
+			return s.a.say(w, "agent %s %s %s, from its next start", id, did, w.Host)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	conn, files, err := ask(ctx, st.Socket, wire.Request{Op: wire.OpEgress, Client: "egress", Egress: &w})
-	closeAll(files)
-	if err != nil {
+	if err := s.client().Egress(ctx, id, w); err != nil {
 		return err
 	}
-	conn.Close()
 	how := map[wire.EgressScope]string{wire.EgressOnce: "once", wire.EgressRun: "until it ends", wire.EgressAlways: "from now on"}[w.Scope]
 	return s.a.say(w, "agent %s %s %s, %s", id, did, w.Host, how)
 }

@@ -135,8 +135,22 @@ func (c *Client) Exec(ctx context.Context, id string) (*Attach, error) {
 	return call[Attach](ctx, c, http.MethodPost, "/v1/agents/"+url.PathEscape(id)+"/exec")
 }
 
+// Egress says a word about the network of a running agent.
+func (c *Client) Egress(ctx context.Context, id string, w Egress) error {
+	body, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	_, err = send[struct{}](ctx, c, http.MethodPost, "/v1/agents/"+url.PathEscape(id)+"/egress", bytes.NewReader(body))
+	return err
+}
+
 func call[T any](ctx context.Context, c *Client, method, path string) (*T, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://agentconnect"+path, nil)
+	return send[T](ctx, c, method, path, nil)
+}
+
+func send[T any](ctx context.Context, c *Client, method, path string, content io.Reader) (*T, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://agentconnect"+path, content)
 	if err != nil {
 		return nil, err
 	}

@@ -135,6 +135,7 @@ func (e *Error) Error() string { return e.Message }
 //	POST /v1/agents/{id}/start|stop|restart   AgentStatus (after it took effect, or Error)
 //	POST /v1/agents/{id}/attach          Attach (starts the agent if needed)
 //	POST /v1/agents/{id}/exec            Attach (a supervisor that serves exec; starts no runtime)
+//	POST /v1/agents/{id}/egress          {} (takes an Egress: in force at once, while the agent runs)
 //	GET  /v1/agents/{id}                 AgentStatus
 //	GET  /v1/agents/{id}/placed          agent.json of an agent that a control plane placed
 //	POST /v1/shutdown                    {} (ends the daemon and what it runs directly)
@@ -142,4 +143,13 @@ func (e *Error) Error() string { return e.Message }
 // Attach names the socket to connect to.
 type Attach struct {
 	Socket string `json:"socket"`
+}
+
+// Egress is the operator's word about one host. For good it holds only if it also stands in
+// agent.json, where the one who says it writes it first; a word for once or for this run
+// stands nowhere.
+type Egress struct {
+	Allow bool             `json:"allow"`
+	Host  string           `json:"host"` // HOST[:PORT], as in a rule
+	Scope wire.EgressScope `json:"scope"`
 }

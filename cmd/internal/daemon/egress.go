@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"reflect"
 	"time"
@@ -51,6 +52,20 @@ func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
 	if r.inForce == inForce { // not started anew meanwhile
 		r.inForce, r.text, r.egress = &next, string(text), now
 	}
+}
+
+// egressWord passes the operator's word on to a running agent.
+func (d *Daemon) egressWord(ctx context.Context, id string, w control.Egress) error {
+	st, err := d.agentNow(ctx, id)
+	if err != nil {
+		return err
+	}
+	if st.State != control.StateRunning || st.Socket == "" {
+		return &Refusal{Code: 1, Text: fmt.Sprintf("agent %s is not running, and your word would hold for a run alone; say it with --always", id)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
+	defer cancel()
+	return sayEgress(ctx, st.Socket, wire.EgressWord{Allow: w.Allow, Host: w.Host, Scope: w.Scope})
 }
 
 // sayEgress says a word about the network to a supervisor.

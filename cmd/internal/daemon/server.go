@@ -11,17 +11,20 @@ import (
 	"net"
 	"net/http"
 	"path"
+	"slices"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/peer"
+	"agentconnect.md/sandbox/cmd/internal/strictjson"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
 // Bounds of the control socket.
 const (
-	maxBody       = 4 << 10 // no request says anything in its body
+	maxBody       = 4 << 10 // one request says something in its body, a host
 	headerTimeout = 10 * time.Second
 	// answerTimeout covers the longest answer: a start or a stop with its graces.
 	answerTimeout = 10 * time.Minute
@@ -76,6 +79,7 @@ type operations interface {
 	attach(ctx context.Context, id string) (string, error)
 	exec(ctx context.Context, id string) (string, error)
 	placedConfig(id string) (json.RawMessage, error)
+	egressWord(ctx context.Context, id string, w control.Egress) error
 	end(ctx context.Context) error
 }
 
@@ -90,6 +94,13 @@ func handler(d operations) http.Handler {
 			answer(w, v, err)
 		})
 	}
+	mux.HandleFunc("POST /v1/agents/{id}/egress", func(w http.ResponseWriter, r *http.Request) {
+		word, err := egressBody(w, r)
+		if err == nil {
+			err = d.egressWord(r.Context(), r.PathValue("id"), *word)
+		}
+		answer(w, struct{}{}, err)
+	})
 	wish := func(p Pending, err error, r *http.Request) (any, error) {
 		if err == nil {
 			err = p.Wait(r.Context())
@@ -133,6 +144,25 @@ func handler(d operations) http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// egressBody reads the one body that says something.
+func egressBody(w http.ResponseWriter, r *http.Request) (*control.Egress, error) {
+	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return nil, &badRequest{fmt.Errorf("body: %w", err)}
+	}
+	word := &control.Egress{}
+	if err := strictjson.Decode(raw, maxBody, word); err != nil {
+		return nil, &badRequest{fmt.Errorf("body: %w", err)}
+	}
+	if !slices.Contains([]wire.EgressScope{wire.EgressOnce, wire.EgressRun, wire.EgressAlways}, word.Scope) {
+		return nil, &badRequest{fmt.Errorf("body: scope %q: once, run or always", printable(string(word.Scope)))}
+	}
+	if _, err := rules.Parse(word.Host); err != nil {
+		return nil, &badRequest{fmt.Errorf("body: host: %w", err)}
+	}
+	return word, nil
 }
 
 // emptyBody accepts no body, or an empty JSON object.

@@ -53,6 +53,10 @@ func (d *idle) placedConfig(id string) (json.RawMessage, error) {
 	d.did("placed %s", id)
 	return json.RawMessage("{}"), nil
 }
+func (d *idle) egressWord(_ context.Context, id string, w control.Egress) error {
+	d.did("egress %s %v %s %s", id, w.Allow, w.Host, w.Scope)
+	return nil
+}
 func (d *idle) end(context.Context) error { d.did("end"); return nil }
 
 func (*idle) done() Pending { c := make(chan error, 1); c <- nil; return c }
@@ -153,6 +157,35 @@ func TestEveryRequestOfTheProtocol(t *testing.T) {
 	}
 }
 
+func TestTheOperatorsWordAboutAHost(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"allow":true,"host":"example.com:443","scope":"once"}`: "egress a true example.com:443 once",
+		`{"allow":false,"host":"*.evil.net","scope":"run"}`:      "egress a false *.evil.net run",
+		`{"host":"10.0.0.0/8","scope":"always"}`:                 "egress a false 10.0.0.0/8 always",
+		``:                                                       "",
+		`{}`:                                                     "",
+		`{"allow":true}`:                                         "",
+		`{"allow":true,"host":""}`:                               "",
+		`{"allow":true,"host":"http://example.com/","scope":"run"}`:                  "",
+		`{"allow":true,"host":"example.com","scope":"ever"}`:                         "",
+		`{"allow":true,"host":"example.com","scope":"run","policy":{"mode":"open"}}`: "",
+		`{"allow":true,"allow":false,"host":"example.com","scope":"run"}`:            "",
+		`{"allow":true,"host":"example.com","scope":"run"} x`:                        "",
+		`{"allow":true,"host":"` + strings.Repeat("a", maxBody) + `","scope":"run"}`: "",
+	} {
+		d := &idle{}
+		w := serve(d, fmt.Sprintf("POST /v1/agents/a/egress HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+		switch {
+		case w == nil:
+			t.Errorf("%.80s: no answer", body)
+		case want == "" && (w.StatusCode != http.StatusBadRequest || len(d.asked) != 0):
+			t.Errorf("%.80s: %d, did %v", body, w.StatusCode, d.asked)
+		case want != "" && (w.StatusCode != http.StatusOK || len(d.asked) != 1 || d.asked[0] != want):
+			t.Errorf("%s: %d, did %v", body, w.StatusCode, d.asked)
+		}
+	}
+}
+
 func TestConnectionsOfAnotherUserAreClosed(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
 	for _, tt := range []struct {
@@ -187,6 +220,7 @@ func FuzzControlRequest(f *testing.F) {
 		"POST /v1/agents/a/start HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
 		"POST /v1/agents/..%2f..%2fx/exec HTTP/1.1\r\nHost: x\r\n\r\n",
 		"POST /v1/shutdown HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{\"a\":\r\n0\r\n\r\n",
+		"POST /v1/agents/a/egress HTTP/1.1\r\nHost: x\r\nContent-Length: 51\r\n\r\n{\"allow\":true,\"host\":\"example.com\",\"scope\":\"once\"}",
 		"GARBAGE\r\n\r\n", "\x00\xff", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	} {
 		f.Add(s)
