@@ -32,8 +32,8 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build pages install install-files dist deb repo test-deb run test test-attack test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
-	here-run here-test here-attack here-check here-bench here-fuzz here-cross
+.PHONY: build pages install install-files dist deb repo test-deb run test test-attack test-soak test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
+	here-run here-test here-attack here-soak here-check here-bench here-fuzz here-cross
 
 build: ## the programs into bin/, static (but with GO_BUILDMODE=pie, as the package has them)
 	CGO_ENABLED=0 go build -trimpath $(addprefix -buildmode=,$(GO_BUILDMODE)) -ldflags '$(ldflags)' -o $(bin)/ $(addprefix ./cmd/,$(programs))
@@ -79,6 +79,9 @@ ATTACKS := 150
 
 test-attack: ## every attack inside the boundary and outside, as a table
 	@$(enter) run $(MAKE) --no-print-directory here-attack
+
+test-soak: ## five minutes of 1,000 agents that a control plane changes while its connection drops; AGENTCONNECT_TEST_SOAK=1h is longer
+	@$(enter) run $(MAKE) --no-print-directory here-soak
 
 # On real systemd alone, in machines of their own. SUITES="bookworm trixie" for both releases.
 machines := packaging/dev/systemd
@@ -139,6 +142,9 @@ here-run: build
 
 here-attack: build
 	@go run ./cmd/internal/demo -bin bin -attacks $(ATTACKS)
+
+here-soak:
+	AGENTCONNECT_TEST_SOAK=$${AGENTCONNECT_TEST_SOAK:-5m} go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./cmd/internal/placement
 
 here-check:
 	@unformatted=$$(gofmt -l $(go_dirs)); \

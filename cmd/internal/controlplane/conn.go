@@ -390,7 +390,9 @@ func (k *conn) handle(ctx context.Context, e Envelope) {
 	}
 	// The answer goes out on the connection that is up when it is there: the control plane
 	// repeats what it asked, with the same id, also on a new one.
-	repeat, answer := k.c.seen.begin(e.ID, reads[e.Type], func(r Reply, fe *FrameError) { k.c.respond(e, r, fe) })
+	// What is remembered of it holds no payload and no connection: both are large.
+	c, to := k.c, Envelope{ID: e.ID, OrgID: e.OrgID, Type: e.Type}
+	repeat, answer := c.seen.begin(e.ID, reads[e.Type], func(r Reply, fe *FrameError) { c.respond(to, r, fe) })
 	if repeat {
 		return
 	}

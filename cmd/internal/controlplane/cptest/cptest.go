@@ -32,8 +32,10 @@ type Server struct {
 	epoch   int64
 	held    cp.RegisterOK
 	raw     map[string]any // extra members of register/ok
-	frames  []cp.Envelope  // all that arrived, in order
-	faults  []string       // what the real one would have refused, or closed for
+	frames  []cp.Envelope  // what arrived, in order
+	keep    int            // how many of them; 0: all
+	hold    func() cp.RegisterOK
+	faults  []string // what the real one would have refused, or closed for
 	arrived chan struct{}
 	live    *Conn
 	onAuth  func(*Conn) bool // false: do not answer
@@ -74,6 +76,20 @@ func (s *Server) Hold(ok cp.RegisterOK) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held = ok
+}
+
+// HoldWhat has f say at each registration what Hold would have set.
+func (s *Server) HoldWhat(f func() cp.RegisterOK) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hold = f
+}
+
+// Keep has the server forget all but the latest n frames.
+func (s *Server) Keep(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keep = n
 }
 
 // Member adds a member to register/ok, as the real one has many that nobody here reads.
@@ -289,6 +305,9 @@ func (c *Conn) take(data []byte) {
 	}
 	c.s.mu.Lock()
 	c.s.frames = append(c.s.frames, e)
+	if k := c.s.keep; k > 0 && len(c.s.frames) > 2*k {
+		c.s.frames = append([]cp.Envelope(nil), c.s.frames[len(c.s.frames)-k:]...)
+	}
 	c.s.news()
 	c.s.mu.Unlock()
 	if e.Corr != "" {
@@ -353,6 +372,17 @@ func (c *Conn) act(e cp.Envelope) {
 		_ = c.ws.Close(cp.CloseAuthFailed, "AUTH_FAILED")
 	case "register":
 		s.mu.Lock()
+		hold := s.hold
+		s.mu.Unlock()
+		var said *cp.RegisterOK
+		if hold != nil {
+			said = new(cp.RegisterOK)
+			*said = hold()
+		}
+		s.mu.Lock()
+		if said != nil {
+			s.held = *said
+		}
 		ok := map[string]any{
 			"routingEpoch": 0, "sessionRetention": "7d", "assignments": []any{}, "integrations": []any{}, "memoryConnections": []any{}, "leases": []any{}, "relays": []any{},
 			"serverFeatures": []string{"gitcred-provider-v2", "session-live-tail-v1", "session-metadata-ack-v1", "session-purge-v1", "session-visibility-v1"},
@@ -432,6 +462,13 @@ func (c *Conn) AskAs(ctx context.Context, id string, epoch int64, typ string, pa
 	c.mu.Lock()
 	c.calls[id] = ch
 	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.calls[id] == ch {
+			delete(c.calls, id)
+		}
+	}()
 	c.write(cp.Envelope{ID: id, Type: typ, OrgID: "org_example", Epoch: &epoch}, payload)
 	select {
 	case e := <-ch:
