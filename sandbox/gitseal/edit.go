@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // MaxConfig bounds a configuration that is changed, in bytes.
@@ -55,10 +56,10 @@ var settings = map[string]func(value string) error{
 var SettingGroups = []string{"advice.*", "branch.*", "fetch.*", "pull.*", "push.*", "rerere.*"}
 
 // remoteName is a name that cannot be taken for an address, a path or an option.
-var remoteName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+var remoteName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`) })
 
 func checkRemote(v string) error {
-	if v != "." && !remoteName.MatchString(v) {
+	if v != "." && !remoteName().MatchString(v) {
 		return errors.New("it is no remote's name: letters, digits, - and _")
 	}
 	return nil
@@ -72,7 +73,7 @@ func checkMerge(v string) error {
 	return nil
 }
 
-var branchPart = regexp.MustCompile(`^[A-Za-z0-9_+=@%,#!][A-Za-z0-9_+=@%,#!.-]*$`)
+var branchPart = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_+=@%,#!][A-Za-z0-9_+=@%,#!.-]*$`) })
 
 // branchName is stricter than git: nothing that a configuration, a shell or a glob reads.
 func branchName(name string) bool {
@@ -80,7 +81,7 @@ func branchName(name string) bool {
 		return false
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		if !branchPart.MatchString(part) || strings.HasSuffix(part, ".lock") || strings.HasSuffix(part, ".") {
+		if !branchPart().MatchString(part) || strings.HasSuffix(part, ".lock") || strings.HasSuffix(part, ".") {
 			return false
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"agentconnect.md/sandbox/cmd/internal/atomicfile"
 )
@@ -159,7 +160,7 @@ func (g *Git) settle(ctx context.Context, dir string) error {
 	return atomicfile.WriteIn(root, "config", fmt.Appendf(nil, config, version, extensions), 0o600)
 }
 
-var packedRef = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) (refs/[^ ]+)$`)
+var packedRef = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) (refs/[^ ]+)$`) })
 
 // unpackRefs writes each ref of packed-refs to a file of its own.
 func unpackRefs(root *os.Root) error {
@@ -171,7 +172,7 @@ func unpackRefs(root *os.Root) error {
 		return err
 	}
 	for line := range bytes.Lines(text) {
-		m := packedRef.FindStringSubmatch(strings.TrimSuffix(string(line), "\n"))
+		m := packedRef().FindStringSubmatch(strings.TrimSuffix(string(line), "\n"))
 		if m == nil {
 			continue // a comment, or what a tag leads to
 		}

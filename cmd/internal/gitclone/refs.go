@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -21,7 +22,7 @@ const (
 	maxObjects = 1_000_000
 )
 
-var refText = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
+var refText = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`) })
 
 // Refs are those of a bare repository.
 type Refs struct {
@@ -125,7 +126,7 @@ func readRef(root *os.Root, name string) (string, error) {
 	if to, ok := strings.CutPrefix(text, "ref: "); ok && len(b) <= maxRef && strings.HasPrefix(to, "refs/") {
 		return text, nil
 	}
-	if !refText.MatchString(text) {
+	if !refText().MatchString(text) {
 		return "", errors.New("it holds no ref")
 	}
 	return text, nil

@@ -13,10 +13,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // scpLike is USER@HOST:PATH. Without a user it could be taken for a path.
-var scpLike = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[^-:].*$`)
+var scpLike = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[^-:].*$`)
+})
 
 // schemes are the transports that a source may name. All others run programs by what the
 // address says (ext::), or are another word for a path.
@@ -24,7 +27,7 @@ var schemes = []string{"https", "http", "ssh", "git"}
 
 // IsURL reports whether a source is an address and not a path.
 func IsURL(source string) bool {
-	return !filepath.IsAbs(source) && (strings.Contains(source, "://") || scpLike.MatchString(source))
+	return !filepath.IsAbs(source) && (strings.Contains(source, "://") || scpLike().MatchString(source))
 }
 
 // CheckSource says what is wrong with a repository's address or its absolute path.
@@ -46,7 +49,7 @@ func CheckSource(source string) error {
 			return fmt.Errorf("%q: write https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH or the absolute path of a repository", source)
 		}
 		return nil
-	case scpLike.MatchString(source):
+	case scpLike().MatchString(source):
 		return nil
 	}
 	return fmt.Errorf("%q: write https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH or the absolute path of a repository", source)

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // MaxInput bounds what git or a command may say, in bytes.
@@ -62,7 +63,9 @@ func ParseRule(text string) (Repo, error) {
 	return r, nil
 }
 
-var hostRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+var hostRule = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+})
 
 // Parse normalises what git asks for. An address that two readers could take for two
 // repositories is an error.
@@ -105,7 +108,7 @@ func normalHost(host string) (string, error) {
 		return "[" + a.String() + "]" + port, nil
 	}
 	name = strings.TrimSuffix(name, ".")
-	if !hostRule.MatchString(name) {
+	if !hostRule().MatchString(name) {
 		return "", bad
 	}
 	return name + port, nil

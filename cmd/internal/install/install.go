@@ -115,7 +115,7 @@ func (i *Installer) current(rt runtimes.Runtime) string {
 	return name
 }
 
-var validVersion = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*$`)
+var validVersion = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*$`) })
 
 // Install brings version of rt, its pinned one where that is empty, and makes it the one
 // that counts. Agents that run keep what they have; each start takes the new one.
@@ -128,7 +128,7 @@ func (i *Installer) Install(ctx context.Context, rt runtimes.Runtime, version st
 		return "", fmt.Errorf("%s is part of agentconnect", rt.ID)
 	case rt.NPM == "" || rt.Custom:
 		return "", fmt.Errorf("%s does not come from npm: %s", rt.ID, rt.Install)
-	case !validVersion.MatchString(version):
+	case !validVersion().MatchString(version):
 		return "", fmt.Errorf("%q is no version: write it as in %s@%s", version, rt.ID, rt.Version)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("npm was not done after %s", limit))

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -348,10 +349,10 @@ func nodeModules(path string) string {
 }
 
 // The global virtual store of newer versions, and the .pnpm beside (or in) node_modules.
-var pnpmStore = regexp.MustCompile(`^(.*?/(?:store/v[0-9]+/links|\.pnpm))/`)
+var pnpmStore = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(.*?/(?:store/v[0-9]+/links|\.pnpm))/`) })
 
 func pnpmLinks(path string) string {
-	if m := pnpmStore.FindStringSubmatch(path); m != nil {
+	if m := pnpmStore().FindStringSubmatch(path); m != nil {
 		return m[1]
 	}
 	return ""
@@ -458,21 +459,25 @@ func (t *tracer) shim(name, real, body string) error {
 
 var (
 	// basedir=$(dirname …), here=`cd "$(dirname "$0")" && pwd`, DIR="${0%/*}"
-	dirVar  = regexp.MustCompile("(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=.*(?:dirname|%/\\*)")
-	fixVar  = regexp.MustCompile(`(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=["']?([^"'\n$` + "`" + `]*)["']?[ \t]*$`)
-	useVar  = regexp.MustCompile(`\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?`)
-	dirCall = regexp.MustCompile("\\$\\(dirname [^()]*\\)|`dirname [^`]*`")
-	word    = regexp.MustCompile(`"([^"]*)"|'([^']*)'|([^\s"';&|()]+)`)
+	dirVar = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile("(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=.*(?:dirname|%/\\*)")
+	})
+	fixVar = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=["']?([^"'\n$` + "`" + `]*)["']?[ \t]*$`)
+	})
+	useVar  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?`) })
+	dirCall = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("\\$\\(dirname [^()]*\\)|`dirname [^`]*`") })
+	word    = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"([^"]*)"|'([^']*)'|([^\s"';&|()]+)`) })
 )
 
 // shimTargets reads the paths and the command names off a script's exec lines, or off
 // its last command where it has none.
 func shimTargets(body, dir, home string) (paths, commands []string) {
 	vars := map[string]string{"HOME": home}
-	for _, m := range fixVar.FindAllStringSubmatch(body, -1) {
+	for _, m := range fixVar().FindAllStringSubmatch(body, -1) {
 		vars[m[1]] = m[2]
 	}
-	for _, m := range dirVar.FindAllStringSubmatch(body, -1) {
+	for _, m := range dirVar().FindAllStringSubmatch(body, -1) {
 		vars[m[1]] = dir
 	}
 	var lines []string
@@ -491,12 +496,12 @@ func shimTargets(body, dir, home string) (paths, commands []string) {
 		lines = []string{last}
 	}
 	for _, line := range lines {
-		line = dirCall.ReplaceAllString(line, dir)
+		line = dirCall().ReplaceAllString(line, dir)
 		first := true
-		for _, m := range word.FindAllStringSubmatch(line, -1) {
+		for _, m := range word().FindAllStringSubmatch(line, -1) {
 			w := m[1] + m[2] + m[3]
 			known := true
-			w = useVar.ReplaceAllStringFunc(w, func(u string) string {
+			w = useVar().ReplaceAllStringFunc(w, func(u string) string {
 				v, ok := vars[strings.Trim(u, "${}")]
 				known = known && ok
 				return v
@@ -530,7 +535,7 @@ var managers = []struct {
 	{"asdf", []string{".asdf/installs/*/*/bin/PROGRAM"}},
 }
 
-var asdfLine = regexp.MustCompile(`(?m)^# asdf-plugin: (\S+) (\S+)`)
+var asdfLine = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^# asdf-plugin: (\S+) (\S+)`) })
 
 // throughManager gives the program behind a version manager's shim.
 func (t *tracer) throughManager(path string) (string, error) {
@@ -541,13 +546,13 @@ func (t *tracer) throughManager(path string) (string, error) {
 	program := filepath.Base(path)
 	binary := filepath.Base(real)
 	if head, err := readHead(real); err == nil && bytes.HasPrefix(head, []byte("#!")) {
-		for _, m := range asdfLine.FindAllStringSubmatch(string(head), -1) {
+		for _, m := range asdfLine().FindAllStringSubmatch(string(head), -1) {
 			p := filepath.Join(filepath.Dir(filepath.Dir(real)), "installs", m[1], m[2], "bin", program)
 			if executable(p) == nil {
 				return p, nil
 			}
 		}
-		if asdfLine.Match(head) {
+		if asdfLine().Match(head) {
 			binary = "asdf"
 		}
 	}

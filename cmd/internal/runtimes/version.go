@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,7 +21,7 @@ const (
 	maxAbove    = 6       // directories between a program and its package's
 )
 
-var versionRule = regexp.MustCompile(`^[0-9]+(\.[0-9]+){0,3}[0-9A-Za-z.+-]{0,64}$`)
+var versionRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]+(\.[0-9]+){0,3}[0-9A-Za-z.+-]{0,64}$`) })
 
 // Version is the version of the npm package that brought the program, or "": programs that
 // came another way would have to be started to tell theirs.
@@ -66,7 +67,7 @@ func PackageVersion(path string) (string, error) {
 	if err := json.Unmarshal(b, &p); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
-	if !versionRule.MatchString(p.Version) {
+	if !versionRule().MatchString(p.Version) {
 		return "", fmt.Errorf("%s: no version", path)
 	}
 	return p.Version, nil
