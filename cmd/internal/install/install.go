@@ -335,11 +335,19 @@ func (i *Installer) run(ctx context.Context, stage, pkg string, registry *url.UR
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if p.End().Code != 0 {
-		return fmt.Errorf("npm: %s: %s", p.End().Text, said)
+	if p.End().Code == 0 {
+		return nil
 	}
-	return nil
+	if wantsLogin.MatchString(said) {
+		// Not a matter of handing a token in: scripts of each package would read it there.
+		return fmt.Errorf("the registry %s asks for a login, and npm has none behind the boundary, where every package's scripts could read it; "+
+			"name one that asks for none (`npm_config_registry=URL agentconnect runtimes install NAME`), or install %s yourself (`npm install -g %s`): agents use what they find in $PATH", registry.Host, pkg, pkg)
+	}
+	return fmt.Errorf("npm: %s: %s", p.End().Text, said)
 }
+
+// wantsLogin is how npm says so; its codes are stable, its words are not.
+var wantsLogin = regexp.MustCompile(`\b(E401|E403|ENEEDAUTH)\b`)
 
 // tailOf reads to the end and gives the last of it.
 func tailOf(r io.Reader) string {
