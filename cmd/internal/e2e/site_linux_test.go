@@ -26,7 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dialed() || swapped() {
+	if dialed() || spoken() || swapped() {
 		return
 	}
 	code := m.Run()
