@@ -583,6 +583,13 @@ func TestPermissionIsAskedForAndDecided(t *testing.T) {
 	}
 }
 
+// memMarks keeps marks in memory.
+type memMarks map[string]Mark
+
+func (m memMarks) All() (map[string]Mark, error)    { return maps.Clone(m), nil }
+func (m memMarks) Write(id string, mark Mark) error { m[id] = mark; return nil }
+func (m memMarks) Remove(id string) error           { delete(m, id); return nil }
+
 // FuzzFrames sends every frame that the control plane may send with a payload of the
 // fuzzer's: nothing may panic, and each request is answered or deferred once.
 func FuzzFrames(f *testing.F) {
@@ -600,9 +607,11 @@ func FuzzFrames(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	dir := f.TempDir()
+	// A disk would be all that is tried.
+	st.db.NoSync, st.db.NoGrowSync, st.db.NoFreelistSync = true, true, true
+	f.Cleanup(func() { _ = st.Close() })
 	f.Fuzz(func(t *testing.T, which int, payload []byte) {
-		p, err := New(Options{Host: newHost(), Marks: DirMarks{dir}, Sessions: st})
+		p, err := New(Options{Host: newHost(), Marks: memMarks{}, Sessions: st})
 		if err != nil {
 			t.Fatal(err)
 		}
