@@ -2,14 +2,21 @@ package controlplane_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -315,6 +322,116 @@ func TestCloseCodesLeadToAReconnectAndAreSaid(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What one control plane finds too large would end each further connection.
+func TestReportThatIsTooLargeIsDropped(t *testing.T) {
+	s := cptest.New(t)
+	h := start(t, s, nil)
+	ctx := within(t)
+	now := cp.Stamp(time.Now())
+	s.OnRequest(func(e cp.Envelope) (string, any, bool) {
+		if strings.Contains(string(e.Payload), "large") {
+			go s.Ready(ctx).Close(1009, "too big")
+			return "", nil, false
+		}
+		return "ack", cp.Ack{OK: true}, true
+	})
+	s.Ready(ctx)
+	for id, title := range map[string]string{"a": "small", "b": "large " + strings.Repeat("x", 1000), "c": "small"} {
+		if err := h.c.Report(id, "event/session-sync", cp.Session{SessionID: id, AgentID: cp.NewID(), Title: title, Phase: "end", TS: now}, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Until(ctx, "a new connection", func() bool { return s.Conns() >= 2 })
+	s.Until(ctx, "an empty outbox", func() bool { return h.c.Status().Waiting == 0 })
+	if n := s.Conns(); n != 2 {
+		t.Errorf("%d connections: the report ended more than one", n)
+	}
+}
+
+// Clocks are advice: what matters is told by order and by epoch.
+func TestWrongClocksChangeNothing(t *testing.T) {
+	s := cptest.New(t)
+	h := start(t, s, nil)
+	ctx := within(t)
+	c := s.Ready(ctx)
+	for _, ts := range []string{"1970-01-01T00:00:00Z", "2999-12-31T23:59:59.999Z", ""} {
+		id := cp.NewID()
+		c.Raw([]byte(`{"v":1,"id":"` + id + `","ts":"` + ts + `","type":"cron/remove","payload":{},"orgId":"org_example","epoch":` + fmt.Sprint(c.Epoch) + `}`))
+		s.Until(ctx, "an answer", func() bool {
+			for _, e := range s.Frames("ack") {
+				if e.Corr == id {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	if requests, _ := h.h.counts(); requests != 3 {
+		t.Errorf("%d requests were worked on", requests)
+	}
+}
+
+func TestTLSIsChecked(t *testing.T) {
+	s := cptest.New(t)
+	target, err := url.Parse(strings.Replace(strings.TrimSuffix(s.URL(), "/daemon/ws"), "ws://", "http://", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := httptest.NewTLSServer(httputil.NewSingleHostReverseProxy(target))
+	t.Cleanup(front.Close)
+	// An HTTP proxy on the way, as the environment would name one.
+	var passed atomic.Int32
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodConnect {
+			http.Error(w, "CONNECT", http.StatusMethodNotAllowed)
+			return
+		}
+		passed.Add(1)
+		to, err := net.Dial("tcp", r.Host)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+		from, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			to.Close()
+			return
+		}
+		go func() { _, _ = io.Copy(to, from); to.Close() }()
+		go func() { _, _ = io.Copy(from, to); from.Close() }()
+	}))
+	t.Cleanup(proxy.Close)
+	via, err := url.Parse(proxy.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := strings.Replace(front.URL, "https://", "wss://", 1) + "/daemon/ws"
+	h := start(t, s, func(o *cp.Options) { o.URL, o.TLS = address, &tls.Config{MinVersion: tls.VersionTLS12} })
+	ctx := within(t)
+	for said := false; !said; {
+		select {
+		case st := <-h.changes:
+			said = st.State == cp.StateWaiting && strings.Contains(st.LastError, "certificate")
+			if st.State == cp.StateReady {
+				t.Fatal("an unknown certificate was taken")
+			}
+		case <-ctx.Done():
+			t.Fatal("nothing was said of the certificate")
+		}
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(front.Certificate())
+	start(t, s, func(o *cp.Options) {
+		o.URL, o.TLS = address, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+		o.Proxy = func(*http.Request) (*url.URL, error) { return via, nil }
+	})
+	s.Ready(ctx)
+	if passed.Load() == 0 {
+		t.Error("the proxy was not asked")
 	}
 }
 

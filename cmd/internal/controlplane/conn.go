@@ -80,6 +80,11 @@ func (k *conn) run(ctx context.Context, key string) error {
 		_ = k.ws.CloseNow()
 	}
 	wg.Wait()
+	if websocket.CloseStatus(cause) == websocket.StatusMessageTooBig {
+		if typ := k.c.outbox.dropLargest(); typ != "" {
+			k.c.o.Log.Error("a report was too large for the control plane and is dropped", "type", typ)
+		}
+	}
 	k.c.outbox.lost()
 	return cause
 }

@@ -177,6 +177,28 @@ func (o *outbox) passed(mark uint64) {
 	}
 }
 
+// dropLargest gives up what was too large for the other side: of all that was under way the
+// largest. Sent again it would end each connection.
+func (o *outbox) dropLargest() (typ string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	at, most := -1, 0
+	for i, r := range o.items {
+		if !r.sending && r.written == 0 {
+			continue
+		}
+		if data, err := encode(Envelope{Type: r.typ}, r.payload); err == nil && len(data) > most {
+			at, most = i, len(data)
+		}
+	}
+	if at < 0 {
+		return ""
+	}
+	typ = o.items[at].typ
+	o.items = slices.Delete(o.items, at, at+1)
+	return typ
+}
+
 // lost puts everything back that was under way on a connection that is gone.
 func (o *outbox) lost() {
 	o.mu.Lock()

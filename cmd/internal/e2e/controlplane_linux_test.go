@@ -433,3 +433,26 @@ func TestTightenedPolicyReachesPlacedAgents(t *testing.T) {
 	}
 	noCPFaults(t, server)
 }
+
+func TestStatusTellsHowTheConnectionIs(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.env = append(s.env, "AGENTCONNECT_API_KEY="+cptest.Key)
+	s.start("--api-url", server.URL())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	server.Ready(ctx)
+	s.until("it is ready", func() bool {
+		out := s.ok("status")
+		return strings.Contains(out, "ready "+server.URL()) && strings.Contains(out, "since ")
+	})
+	// The control plane goes away for good: why, and when it is tried again.
+	server.Stop()
+	s.until("status says what is wrong and when it goes on", func() bool {
+		out := s.ok("status")
+		return strings.Contains(out, "waiting "+server.URL()) && strings.Contains(out, "next try") && strings.Contains(out, "refused")
+	})
+	if log := s.read(filepath.Join(s.root, "logs/daemon.log")); strings.Contains(log, cptest.Key) {
+		t.Error("the log has the key")
+	}
+}

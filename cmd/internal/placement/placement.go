@@ -387,6 +387,11 @@ func (p *Placement) drop(uuid string, remove bool) {
 		p.o.Log.Error("the mark of an agent was not removed", "agent", a.id, "error", err)
 	}
 	delete(p.agents, uuid)
+	if remove && p.o.Sessions != nil {
+		if err := p.o.Sessions.RemoveOf(uuid); err != nil {
+			p.o.Log.Error("the sessions of a removed agent were not removed", "agent", a.id, "error", err)
+		}
+	}
 }
 
 // freeID makes a local id of an agent's name that nobody has.
@@ -564,7 +569,7 @@ func (p *Placement) request(ctx context.Context, e cp.Envelope, answer cp.Respon
 		}
 		return cp.Reply{}, nil // acknowledged before the turn started
 	case "session/history", "session/tool-body", "session/list", "session/visibility", "session/visibility/snapshot":
-		return p.o.Sessions.answer(e)
+		return p.o.Sessions.answer(e, func(uuid string) bool { return p.agents[uuid] != nil })
 	case "session/child-status/probe":
 		return cp.Reply{Type: "session/child-status/probe/ok", Payload: map[string]bool{"found": false}}, nil
 	case "daemon/restart":

@@ -544,6 +544,59 @@ func TestVisibilityGoesByRevision(t *testing.T) {
 	}
 }
 
+func TestSessionsAreReadOfAgentsPlacedHereAndPrivateOnesAreNotListed(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	here, gone := cp.NewID(), cp.NewID()
+	upsert(t, ctx, c, spec(here, "here", "1", nil))
+	for id, uuid := range map[string]string{"open": here, "secret": here, "left": gone} {
+		if err := d.p.o.Sessions.Put(cp.Session{SessionID: id, AgentID: uuid, Phase: "end", TS: cp.Stamp(time.Now())}); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.p.o.Sessions.Write(id, []cp.Message{{Seq: 1, Text: "words of " + id, Kind: "text", TS: "1", Sender: "x"}}, map[string]json.RawMessage{"t": json.RawMessage(`{"of":"` + id + `"}`)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func(typ string, payload any) string {
+		t.Helper()
+		e, err := c.Ask(ctx, typ, payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Type + " " + string(e.Payload)
+	}
+	ask("session/visibility", map[string]any{"sessionId": "secret", "agentId": here, "visibility": "private", "visibilityRev": 1})
+	ask("session/visibility", map[string]any{"sessionId": "open", "agentId": gone, "visibility": "private", "visibilityRev": 1}) // another agent's
+	for _, agent := range []map[string]any{{}, {"agentId": here}} {
+		if got := ask("session/list", agent); !strings.Contains(got, `"open"`) || strings.Contains(got, "secret") || strings.Contains(got, "left") {
+			t.Errorf("listed for %v: %s", agent, got)
+		}
+	}
+	// Whoever the control plane lets see it asks by its id.
+	if got := ask("session/history", map[string]any{"agentId": here, "sessionId": "secret"}); !strings.Contains(got, "words of secret") {
+		t.Errorf("by its id: %s", got)
+	}
+	for _, agent := range []string{gone, here} {
+		if got := ask("session/history", map[string]any{"agentId": agent, "sessionId": "left"}); strings.Contains(got, "words") {
+			t.Errorf("of an agent that is not placed here: %s", got)
+		}
+		if got := ask("session/tool-body", map[string]any{"agentId": agent, "sessionId": "left", "toolCallId": "t", "offset": 0}); !strings.HasPrefix(got, "error") {
+			t.Errorf("a body of an agent that is not placed here: %s", got)
+		}
+	}
+	// With the agent go its sessions.
+	c.Tell("agent/remove", map[string]any{"agentId": here})
+	upsert(t, ctx, c, spec(here, "here", "1", nil))
+	if got := ask("session/history", map[string]any{"agentId": here, "sessionId": "open"}); strings.Contains(got, "words") {
+		t.Errorf("after the agent was removed: %s", got)
+	}
+	if f := s.Faults(); len(f) > 0 {
+		t.Error(f)
+	}
+}
+
 func TestPermissionIsAskedForAndDecided(t *testing.T) {
 	s := cptest.New(t)
 	d := newDaemon(t, s.URL(), quick)

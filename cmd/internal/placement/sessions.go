@@ -183,14 +183,36 @@ func remove(tx *bbolt.Tx, id string) error {
 	return nil
 }
 
-// answer serves what the control plane reads. What is asked of one agent is answered from
-// that agent's sessions alone.
-func (s *Sessions) answer(e cp.Envelope) (cp.Reply, *cp.FrameError) {
+// RemoveOf removes the sessions of an agent.
+func (s *Sessions) RemoveOf(agent string) error {
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		var ids []string
+		err := tx.Bucket(bucketSessions).ForEach(func(id, raw []byte) error {
+			var st stored
+			if json.Unmarshal(raw, &st) == nil && st.Record.AgentID == agent {
+				ids = append(ids, string(id))
+			}
+			return nil
+		})
+		for _, id := range ids {
+			err = errors.Join(err, remove(tx, id))
+		}
+		return err
+	})
+}
+
+// answer serves what the control plane reads: of agents that are placed here, and what is
+// asked of one agent from that agent's sessions alone. A question names no person, so what
+// is private is not listed: whoever may see it knows its id.
+func (s *Sessions) answer(e cp.Envelope, placed func(agent string) bool) (cp.Reply, *cp.FrameError) {
 	switch e.Type {
 	case "session/history":
 		var h cp.HistoryRequest
 		if fe := cp.Decode(e.Payload, &h); fe != nil {
 			return cp.Reply{}, fe
+		}
+		if !placed(h.AgentID) {
+			return reply("session/history/page", cp.HistoryPage{SessionID: h.SessionID, Messages: []cp.Message{}}, nil)
 		}
 		page, err := s.History(h)
 		return reply("session/history/page", page, err)
@@ -199,13 +221,16 @@ func (s *Sessions) answer(e cp.Envelope) (cp.Reply, *cp.FrameError) {
 		if fe := cp.Decode(e.Payload, &t); fe != nil {
 			return cp.Reply{}, fe
 		}
+		if !placed(t.AgentID) {
+			return reply("", nil, errNoSession)
+		}
 		return s.toolBody(t)
 	case "session/list":
 		var l cp.ListRequest
 		if fe := cp.Decode(e.Payload, &l); fe != nil {
 			return cp.Reply{}, fe
 		}
-		list, err := s.List(l.AgentID)
+		list, err := s.List(l.AgentID, placed)
 		return reply("session/list/page", map[string]any{"sessions": list}, err)
 	case "session/visibility":
 		var v cp.Visibility
@@ -342,16 +367,16 @@ func message(raw []byte) (cp.Message, error) {
 	return m, err
 }
 
-// List returns the sessions of an agent, or of all for "". It is bounded by size; the
-// newest are there.
-func (s *Sessions) List(agent string) ([]cp.Session, error) {
+// List returns the sessions of an agent, or of all for "", that are not private. It is
+// bounded by size.
+func (s *Sessions) List(agent string, placed func(agent string) bool) ([]cp.Session, error) {
 	list := []cp.Session{}
 	size := 0
 	err := s.db.View(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketSessions).Cursor()
 		for k, v := c.Last(); k != nil && size < maxPage; k, v = c.Prev() {
 			var st stored
-			if json.Unmarshal(v, &st) != nil || agent != "" && st.Record.AgentID != agent {
+			if json.Unmarshal(v, &st) != nil || agent != "" && st.Record.AgentID != agent || st.Visibility.Visibility == "private" || !placed(st.Record.AgentID) {
 				continue
 			}
 			list, size = append(list, st.Record), size+len(v)
@@ -372,6 +397,9 @@ func (s *Sessions) SetVisibility(v cp.Visibility) (cp.VisibilityOK, error) {
 		}
 		if err != nil {
 			return err
+		}
+		if v.AgentID != "" && v.AgentID != st.Record.AgentID {
+			return nil // another agent's session of that id is not here
 		}
 		if st.Visibility.SessionID != "" && st.Visibility.Rev > v.Rev {
 			ok.Rev, ok.Status = st.Visibility.Rev, "superseded"

@@ -220,6 +220,12 @@ func (s *Server) Drop() {
 	}
 }
 
+// Stop ends the server: connections are refused from then on.
+func (s *Server) Stop() {
+	_ = s.http.Listener.Close()
+	s.Drop()
+}
+
 // Close closes the connection with a code.
 func (c *Conn) Close(code websocket.StatusCode, reason string) { _ = c.ws.Close(code, reason) }
 
