@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/selftest"
@@ -367,6 +368,9 @@ func TestAttacksWorkOutside(t *testing.T) {
 		t.Error("nothing that the boundary forbids worked outside it")
 	}
 	for _, r := range report.Results {
+		if strings.HasPrefix(r.ID, "git-") {
+			continue // what they aim at is planted where the product seals it
+		}
 		if r.Control && r.Seen != selftest.Worked && !(w.targets.IPCKey == 0 && strings.HasPrefix(r.ID, "sysv-")) {
 			t.Errorf("outside: %s", r.Line())
 		}
@@ -408,10 +412,12 @@ func TestAttacksFailInside(t *testing.T) {
 			if nesting {
 				want = []string{"user-namespace", "root-namespace", "kept-descriptor", "openat2", "clone3-namespace", "unshare-high"}
 			}
+			// The seals of git's files are the product's, not of this bubblewrap alone.
+			skipped = slices.DeleteFunc(skipped, func(id string) bool { return strings.HasPrefix(id, "git-") })
 			if w.targets.IPCKey == 0 {
 				skipped = slices.DeleteFunc(skipped, func(id string) bool { return strings.HasPrefix(id, "sysv-") })
 			}
-			if d := cmp.Diff(want, skipped); d != "" {
+			if d := cmp.Diff(want, skipped, cmpopts.EquateEmpty()); d != "" {
 				t.Errorf("skipped: %s", d)
 			}
 			if len(report.Results) < 190 {

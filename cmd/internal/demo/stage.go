@@ -39,6 +39,9 @@ func (s *stage) shared() string { return filepath.Join(s.base, "shared") }
 // sealed is a folder that the agent may read, two levels inside one that it may write.
 func (s *stage) sealed() string { return filepath.Join(s.base, "data", "sub", "sealed") }
 
+// planted is where an agent has repositories whose control files are attacked.
+func (s *stage) planted(id string) string { return filepath.Join(s.workspace(id), "planted") }
+
 // startDaemon starts the daemon and waits until it answers.
 func (s *stage) startDaemon(ctx context.Context) error {
 	logName := filepath.Join(s.base, "daemon.log")
@@ -244,6 +247,16 @@ func (s *stage) set(ctx context.Context) (*selftest.Targets, error) {
 		{"file in /dev/shm", func() (err error) {
 			t.ShmCanary, err = s.canary(filepath.Join("/dev/shm", "agentconnect-demo-"+tag), token)
 			return err
+		}},
+		{"git repositories", func() error {
+			t.Git = s.planted(agent)
+			for _, id := range []string{agent, nested} {
+				s.undo = append(s.undo, func() error { return os.RemoveAll(s.planted(id)) })
+				if err := selftest.PlantGit(s.planted(id)); err != nil {
+					return err
+				}
+			}
+			return nil
 		}},
 		{"System V objects", func() error {
 			key, remove, err := selftest.PlantIPC()

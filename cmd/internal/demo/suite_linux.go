@@ -33,6 +33,7 @@ func (l line) proven() bool {
 func (s *stage) suite(ctx context.Context, out io.Writer, least int, rows []row, targets *selftest.Targets, words []byte) error {
 	aim := *targets
 	aim.Nesting, aim.Workspace, aim.Memory = true, s.workspace(nested), filepath.Join(s.root, "agents", nested, "memory")
+	aim.Git = s.planted(nested)
 	// What the other agent was given.
 	aim.ExposedSocket, aim.WorkspaceSocket, aim.Link, aim.Pinned = "", "", "", nil
 	attack, err := json.Marshal(aim)

@@ -118,6 +118,10 @@ func (s *site) targets(id string) selftest.Targets {
 	}
 	canary := s.canary(filepath.Join(s.home, ".agentconnect-"+s.tag), token)
 	s.link(canary, filepath.Join(s.workspace(id), "link"))
+	git := filepath.Join(s.workspace(id), "planted")
+	if err := selftest.PlantGit(git); err != nil {
+		s.t.Fatal(err)
+	}
 	key, remove, err := selftest.PlantIPC()
 	if err != nil {
 		s.t.Fatal(err)
@@ -146,6 +150,7 @@ func (s *site) targets(id string) selftest.Targets {
 		Link:            filepath.Join(s.workspace(id), "link"),
 		Pinned:          []string{s.path("pinned")},
 		Covers:          []string{s.path("shown/s"), filepath.Join(s.workspace(id), "s")},
+		Git:             git,
 		Secrets:         []string{secret},
 		Workspace:       s.workspace(id),
 		Home:            s.home,
@@ -177,6 +182,9 @@ func TestEveryAttackFailsInARealTurnAndItsControlWorksOutside(t *testing.T) {
 			for _, r := range inside.Results {
 				if !r.OK {
 					t.Errorf("inside: %s", r.Line())
+				}
+				if r.ID == "git-kept-descriptor" && aim.Nesting && !strings.Contains(r.Detail, "moved back") {
+					t.Errorf("inside: the attack did not come to its end, so it proves nothing: %s", r.Detail)
 				}
 				if r.Seen == selftest.Skipped {
 					skipped = append(skipped, r.ID)

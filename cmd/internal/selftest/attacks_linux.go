@@ -133,7 +133,7 @@ func Attacks() []Attack {
 		{"passwd-home", "promise", "the user's passwd entry names $HOME", "ssh, git, Java", MustWork, true, passwdHome},
 		{"fresh-proc", "promise", "read /proc/self", "every runtime", MustWork, true, freshProc},
 	}
-	table = slices.Concat(table, pathAttacks(), processAttacks(), callAttacks())
+	table = slices.Concat(table, pathAttacks(), gitAttacks(), processAttacks(), callAttacks())
 	for _, id := range slices.Sorted(maps.Keys(foreign)) {
 		table = append(table, Attack{id, "CASES 51a", "getpid by another entry (" + id + ")", "calls that the filter takes for others", MustFail, false, tries(id)})
 	}
@@ -887,6 +887,8 @@ func Try(step string) string {
 		err = unix.Mount("x", "/tmp", "tmpfs", 0, "size=4k")
 	case name == "kept":
 		err = tryKept(pid)
+	case name == "kept-away":
+		err = tryKeptAway(pid)
 	case name == "tiocsti":
 		err = tryType(unix.TIOCSTI)
 	case name == "tiocsti-high":

@@ -273,25 +273,12 @@ func keptDescriptor(ctx context.Context, t *Targets) (Seen, string) {
 
 // tryKept is what the process in the namespace does.
 func tryKept(pinned string) error {
-	dir, err := unix.Open(filepath.Dir(pinned), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	for _, step := range []func() error{
-		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
-		func() error { return unix.Mount("x", "/tmp", "tmpfs", 0, "") },
-		func() error { return unix.Mkdir("/tmp/old", 0o700) },
-		func() error { return unix.PivotRoot("/tmp", "/tmp/old") },
-		func() error { return unix.Chdir("/") },
-		func() error { return unix.Unmount("/old", unix.MNT_DETACH) },
-		func() error { return unix.Renameat(dir, filepath.Base(pinned), dir, ".agentconnect-selftest-kept") },
-		func() error { return unix.Renameat(dir, ".agentconnect-selftest-kept", dir, filepath.Base(pinned)) },
-	} {
-		if err := step(); err != nil {
+	return leaveWith(filepath.Dir(pinned), func(dir int) error {
+		if err := unix.Renameat(dir, filepath.Base(pinned), dir, ".agentconnect-selftest-kept"); err != nil {
 			return err
 		}
-	}
-	return nil
+		return unix.Renameat(dir, ".agentconnect-selftest-kept", dir, filepath.Base(pinned))
+	})
 }
 
 func bindOver(_ context.Context, t *Targets) (Seen, string) {

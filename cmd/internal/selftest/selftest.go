@@ -98,6 +98,7 @@ type Targets struct {
 	Link            string            `json:"link,omitempty"`            // a canary by way of a link in the workspace
 	Pinned          []string          `json:"pinned,omitempty"`          // directories that may not be renamed
 	Covers          []string          `json:"covers,omitempty"`          // mounts that hide something
+	Git             string            `json:"git,omitempty"`             // what PlantGit made, in a folder that the agent writes, before it started
 	// Secrets are texts that no process inside may show.
 	Secrets []string `json:"secrets,omitempty"`
 	// EnvGiven are names of variables that the operator gave on purpose.
