@@ -319,7 +319,10 @@ func (g *Gateway) judgeName(ctx context.Context, name string, ask bool) rules.Ve
 func (g *Gateway) judgeConn(ctx context.Context, dst netip.AddrPort) (v rules.Verdict, name string) {
 	names := g.given.names(dst.Addr())
 	key := askKey{dst.Addr().String(), dst.Port()}
-	if len(names) > 0 {
+	switch {
+	case dst.Addr() == HostAddr:
+		key.host = HostName // by its address no word would reach it
+	case len(names) > 0:
 		key.host = names[0]
 	}
 	v = g.judge(ctx, key, true, func() rules.Verdict {
@@ -334,7 +337,13 @@ func (g *Gateway) judgeConn(ctx context.Context, dst netip.AddrPort) (v rules.Ve
 // word that was said for one connection.
 func (g *Gateway) decide(names []string, dst netip.AddrPort, take bool) (best rules.Verdict, name string) {
 	if dst.Addr() == HostAddr {
-		return g.rules().Host(dst.Port()), HostName
+		v := g.rules().Host(dst.Port())
+		if !v.Allowed && v.Reason != rules.Denied {
+			if w, ok := g.onceBy(func(s *rules.Set) rules.Verdict { return s.Host(dst.Port()) }, take); ok {
+				v = w
+			}
+		}
+		return v, HostName
 	}
 	if len(names) == 0 {
 		names = []string{""}
@@ -385,12 +394,17 @@ func better(a, b rules.Verdict) bool {
 
 // onceFor finds a word that was said for one connection and fits q.
 func (g *Gateway) onceFor(q rules.Query, take bool) (rules.Verdict, bool) {
+	return g.onceBy(func(s *rules.Set) rules.Verdict { return s.Decide(q) }, take && q.Port != 0)
+}
+
+// onceBy finds one by which decide allows; take uses it up.
+func (g *Gateway) onceBy(decide func(*rules.Set) rules.Verdict, take bool) (rules.Verdict, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	for i, w := range g.once {
-		if v := w.set.Decide(q); v.Allowed && now.Before(w.until) {
-			if take && q.Port != 0 {
+		if v := decide(w.set); v.Allowed && now.Before(w.until) {
+			if take {
 				g.once = slices.Delete(g.once, i, i+1)
 			}
 			v.Rule += onceMark
