@@ -20,16 +20,16 @@ const joinedArg = "joined"
 // is, until it runs Go code again.
 func join(spec *wire.Launch) *wire.LaunchError {
 	fail := func(err error) *wire.LaunchError { return &wire.LaunchError{Step: "join a sandbox", Err: err.Error()} }
-	var hold [2]int
-	if err := unix.Pipe2(hold[:], unix.O_CLOEXEC); err != nil {
+	var hold, hold2 [2]int
+	if err := errors.Join(unix.Pipe2(hold[:], unix.O_CLOEXEC), unix.Pipe2(hold2[:], unix.O_CLOEXEC)); err != nil {
 		return fail(err)
 	}
 	f := joinFork{
-		hold: hold, header: unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
+		hold: hold, hold2: hold2, line: wire.JoinedLine(), header: unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3},
 		argv: [3]*byte{bytePtr("agentconnect-launch"), bytePtr(joinedArg)}, path: bytePtr("/proc/self/exe"),
 	}
 	if spec.Plan != nil {
-		f.mounts = true
+		f.mounts, f.nested = true, spec.Plan.DieWithParent
 		f.caps[0] = unix.CapUserData{Effective: 1 << unix.CAP_SYS_ADMIN, Permitted: 1 << unix.CAP_SYS_ADMIN, Inheritable: 1 << unix.CAP_SYS_ADMIN}
 	}
 	pid, errno := f.fork()
@@ -50,7 +50,10 @@ func bytePtr(s string) *byte { b := append([]byte(s), 0); return &b[0] }
 // joinFork holds all that the child needs: it allocates nothing.
 type joinFork struct {
 	hold   [2]int
+	hold2  [2]int
 	mounts bool
+	nested bool
+	line   [wire.JoinedSize]byte
 	header unix.CapUserHeader
 	caps   [2]unix.CapUserData
 	path   *byte
@@ -81,6 +84,30 @@ func (f *joinFork) fork() (int, syscall.Errno) {
 		step = wire.JoinNet
 		_, _, errno = syscall.RawSyscall(unix.SYS_SETNS, wire.NetNSFD, unix.CLONE_NEWNET, 0)
 	}
+	if errno == 0 && f.nested {
+		// One more fork, in the rights that we have here: the one who goes on is the first process
+		// of a pid namespace, so that nothing of bubblewrap's outlives it, and ends with whoever
+		// started us. As above it waits until its number is known.
+		step = wire.JoinProcesses
+		pid, _, errno = syscall.RawSyscall6(unix.SYS_CLONE, unix.CLONE_PARENT|unix.CLONE_NEWPID|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+		if errno == 0 && pid != 0 {
+			for i := wire.JoinedSize - 2; pid > 0; i-- {
+				f.line[i] = byte('0' + pid%10)
+				pid /= 10
+			}
+			_, _, errno = syscall.RawSyscall(unix.SYS_WRITE, wire.GateFD, uintptr(unsafe.Pointer(&f.line[0])), uintptr(len(f.line)))
+			if errno == 0 {
+				step = 0
+			}
+			for {
+				_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, step, 0, 0)
+			}
+		}
+		_, _, _ = syscall.RawSyscall(unix.SYS_CLOSE, uintptr(f.hold2[1]), 0, 0)
+		if errno == 0 {
+			_, _, errno = syscall.RawSyscall(unix.SYS_READ, uintptr(f.hold2[0]), uintptr(unsafe.Pointer(&f.b[0])), 1)
+		}
+	}
 	if errno == 0 && f.mounts {
 		step = wire.JoinMounts
 		_, _, errno = syscall.RawSyscall(unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0)
@@ -91,6 +118,11 @@ func (f *joinFork) fork() (int, syscall.Errno) {
 	}
 	if errno == 0 && f.mounts {
 		_, _, errno = syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_SYS_ADMIN, 0, 0, 0)
+	}
+	if errno == 0 && f.nested {
+		// Only now: gaining rights takes the signal away. Who died before left the gate closed.
+		step = wire.JoinProcesses
+		_, _, errno = syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0, 0)
 	}
 	if errno == 0 {
 		step = wire.JoinExec

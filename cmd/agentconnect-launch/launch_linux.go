@@ -149,7 +149,7 @@ func view(spec *wire.Launch) ([]string, error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, &mounttree.StepError{Step: "private propagation", Path: "/", Err: err}
 	}
-	if spec.Plan.DieWithParent && !spec.Join {
+	if spec.Plan.DieWithParent {
 		// We are the first process of a pid namespace, and bubblewrap looks its child up by the
 		// number that it has there. The sandbox has a /proc of its own.
 		if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {

@@ -21,6 +21,9 @@ import (
 // parentEnv has this program be the parent of one sandbox: the policy, as JSON.
 const parentEnv = "AGENTCONNECT_TEST_PARENT"
 
+// besideEnv has the parent start its program beside another one, in whose namespaces it is let in.
+const besideEnv = "AGENTCONNECT_TEST_BESIDE"
+
 // parent starts one program behind the boundary, says its pid before it is there, and ends
 // with it.
 func parent() int {
@@ -35,6 +38,15 @@ func parent() int {
 	s.Place = func(_ context.Context, pid int) error {
 		fmt.Println(pid)
 		return nil
+	}
+	if os.Getenv(besideEnv) != "" {
+		first, err := b.start("/bin/sh", "-c", "exec sleep 600 # "+os.Getenv(besideEnv)).Run(context.Background())
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer first.Kill()
+		s.Join = first.Inside
 	}
 	p, err := s.Run(context.Background())
 	if err != nil {
@@ -67,7 +79,12 @@ func tagged(t *testing.T, tag string) (pids []int) {
 // Whoever of those outside is killed, and whenever, with no control group to end the rest:
 // nothing is left. bubblewrap's first process waits for a word of the outer one, hears no
 // SIGTERM and asks for its own parent's death signal only when it is set up.
-func TestKilledAtAnyMomentLeavesNothing(t *testing.T) {
+func TestKilledAtAnyMomentLeavesNothing(t *testing.T) { killedAtAnyMoment(t, false) }
+
+// The same for a command that is let into the namespaces of a sandbox that runs.
+func TestKilledAtAnyMomentOfAJoinLeavesNothing(t *testing.T) { killedAtAnyMoment(t, true) }
+
+func killedAtAnyMoment(t *testing.T, beside bool) {
 	b := newBox(t)
 	policy, err := json.Marshal(b.policy)
 	if err != nil {
@@ -77,12 +94,18 @@ func TestKilledAtAnyMomentLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const rounds = 48
+	rounds := 48
+	if os.Getenv("AGENTCONNECT_TEST_RACES") != "" {
+		rounds = 200
+	}
 	left, met := 0, 0
 	for i := range rounds {
 		tag := fmt.Sprintf("killed-%d-%d", os.Getpid(), i)
 		cmd := exec.CommandContext(context.Background(), self, b.bin, "/bin/sh", "-c", "exec sleep 600 # "+tag)
 		cmd.Env = append(os.Environ(), parentEnv+"="+string(policy))
+		if beside {
+			cmd.Env = append(cmd.Env, besideEnv+"="+tag)
+		}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -107,7 +130,7 @@ func TestKilledAtAnyMomentLeavesNothing(t *testing.T) {
 				met++
 			}
 		}
-		time.Sleep(time.Duration(i/8) * 200 * time.Microsecond) //nolint:forbidigo // the moment is what is tried
+		time.Sleep(time.Duration(i/8%6) * 200 * time.Microsecond) //nolint:forbidigo // the moment is what is tried
 		victim := cmd.Process.Pid
 		if i%2 == 1 {
 			victim = outer

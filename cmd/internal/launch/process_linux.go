@@ -151,11 +151,11 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
-	nested := spec.Plan != nil && spec.Plan.DieWithParent && s.Join == nil
+	nested := spec.Plan != nil && spec.Plan.DieWithParent
 	if s.DieWithParent || nested {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // own keeps the thread that it hangs on
 	}
-	if nested {
+	if nested && s.Join == nil {
 		// The death signal ends bubblewrap's outer process alone, and its first one asks for its
 		// own too late: killed in between, the outer one leaves it behind, waiting for ever or
 		// with the sandbox going on. As the first process of a namespace it leaves nothing.
@@ -169,7 +169,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
-	go p.own(cmd, first, started)
+	go p.own(cmd, first, theirs, started)
 	if err := <-started; err != nil {
 		infoR.Close()
 		var le *wire.LaunchError
@@ -181,7 +181,6 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		}
 		return nil, err
 	}
-	theirs.Close()
 	infoW.Close()
 	// Read to the end or not, it stays open until the process is gone: bubblewrap would die of
 	// writing to it between its fork and its word to the child, which then waits for ever.
@@ -222,16 +221,17 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 
 // own starts and reaps the process, all from one thread that lives as long as the
 // process: the kernel sends a parent's death signal when the thread that forked ends.
-func (p *Process) own(cmd *exec.Cmd, first *os.File, started chan<- error) {
+func (p *Process) own(cmd *exec.Cmd, first, theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
 	err := cmd.Start()
+	theirs.Close() // so that their end is the end of what is said
 	var process *os.Process
 	if err == nil {
 		process = cmd.Process
 		if first != nil {
-			process, err = joined(cmd, first)
+			process, err = joined(cmd, first, p.nested)
 		}
 	}
 	if err == nil {
@@ -250,28 +250,43 @@ func (p *Process) own(cmd *exec.Cmd, first *os.File, started chan<- error) {
 }
 
 // joined waits for the launcher's word who goes on, its sibling and our child, and for its
-// own end.
-func joined(cmd *exec.Cmd, gate *os.File) (*os.Process, error) {
-	var line []byte
-	var b [1]byte // what follows is another's
+// own end. With nested that one says who goes on in its stead, and ends in turn.
+func joined(cmd *exec.Cmd, gate *os.File, nested bool) (*os.Process, error) {
+	line, pid := nextJoined(gate)
+	if pid == 0 {
+		signalChild(cmd.Process.Pid, syscall.SIGKILL)
+	}
+	werr := cmd.Wait()
+	if pid == 0 {
+		if le, derr := wire.DecodeLaunchError(line); derr == nil && len(line) > 0 {
+			return nil, le
+		}
+		return nil, errors.Join(errors.New("nobody joined the sandbox"), werr)
+	}
+	process, err := os.FindProcess(pid) // our unreaped child: the number is its alone
+	if err != nil || !nested {
+		return process, err
+	}
+	if _, pid = nextJoined(gate); pid == 0 {
+		signalChild(process.Pid, syscall.SIGKILL)
+	}
+	state, err := process.Wait()
+	if pid == 0 {
+		return nil, errors.Join(fmt.Errorf("nobody joined the sandbox: %v", state), err)
+	}
+	return os.FindProcess(pid)
+}
+
+// nextJoined reads one Joined, or another line. What follows it is another's.
+func nextJoined(gate *os.File) (line []byte, pid int) {
+	var b [1]byte
 	var err error
 	for err == nil && !bytes.HasSuffix(line, []byte("\n")) && len(line) < 64<<10 {
 		var n int
 		n, err = gate.Read(b[:])
 		line = append(line, b[:n]...)
 	}
-	pid := wire.ParseJoined(string(line))
-	if pid == 0 {
-		signalChild(cmd.Process.Pid, syscall.SIGKILL)
-	}
-	werr := cmd.Wait()
-	if pid != 0 {
-		return os.FindProcess(pid) // our unreaped child: the number is its alone
-	}
-	if le, derr := wire.DecodeLaunchError(line); derr == nil && len(line) > 0 {
-		return nil, le
-	}
-	return nil, errors.Join(errors.New("nobody joined the sandbox"), werr)
+	return line, wire.ParseJoined(string(line))
 }
 
 // endSandbox makes sure that the sandbox's first process is gone, and with it, by the

@@ -399,6 +399,7 @@ const ExitNoInner = 69
 const (
 	JoinWait = 100 + iota
 	JoinUser
+	JoinProcesses
 	JoinNet
 	JoinMounts
 	JoinRights
@@ -409,6 +410,21 @@ const (
 func Joined(pid int) []byte { return []byte(joined + strconv.Itoa(pid) + "\n") }
 
 const joined = "pid "
+
+// JoinedSize is the length of a JoinedLine.
+const JoinedSize = len(joined) + 11
+
+// JoinedLine is a Joined whose number is still to be filled in, ending before the newline: for
+// one who can do nothing but system calls. With a pid namespace of its own the process of the
+// first Joined says a second one, whose process is the one that goes on.
+func JoinedLine() (b [JoinedSize]byte) {
+	for i := range b {
+		b[i] = '0'
+	}
+	copy(b[:], joined)
+	b[JoinedSize-1] = '\n'
+	return b
+}
 
 // ParseJoined reads it; 0: it is something else.
 func ParseJoined(line string) int {
