@@ -32,7 +32,7 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build pages install install-files dist deb repo test-deb run test test-attack test-soak test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
+.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-attack test-soak test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
 	here-run here-test here-attack here-soak here-check here-bench here-fuzz here-cross
 
 build: ## the programs into bin/, static (but with GO_BUILDMODE=pie, as the package has them)
@@ -113,6 +113,9 @@ repo: ## dist/repo: a signed apt repository of dist/*.deb; KEY=FINGERPRINT signs
 
 test-deb: ## the package: built, checked, installed, upgraded and removed in clean machines
 	@packaging/dev/deb/test.sh $(SUITES)
+
+test-apparmor: ## the package's AppArmor profile on a kernel that has AppArmor: emulated, slow
+	@packaging/dev/deb/test.sh -a
 
 lint:
 	@$(enter) lint packaging/dev/lint.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what builds and boots the test machine, where it is missing; with the word limits, the
-# one with real limits. Runs as root.
+# one with real limits; with the word emulated, the one with AppArmor. Runs as root.
 set -euo pipefail
 
 missing=()
@@ -13,6 +13,10 @@ if [ "${1:-}" = limits ]; then
 	command -v linux.uml >/dev/null || missing+=(user-mode-linux)
 	command -v mke2fs >/dev/null || missing+=(e2fsprogs)
 	command -v cc >/dev/null || missing+=(gcc libc6-dev)
+fi
+if [ "${1:-}" = emulated ]; then
+	command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
+	command -v mke2fs >/dev/null || missing+=(e2fsprogs)
 fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
