@@ -135,16 +135,19 @@ func newContest(ctx context.Context) (c *contest, err error) {
 	if c.srt, err = begin(exec.CommandContext(ctx, srt, "--settings", settings, self, peerArg, "client", at("127.0.0.1"))); err != nil {
 		return nil, err
 	}
-	return c, c.settle()
+	if _, err := c.srt.say("connect 1"); err != nil {
+		c.giveUp(err)
+	}
+	return c, nil
 }
 
-// settle leaves the peer out where it does not do the same.
-func (c *contest) settle() error {
-	if _, err := c.srt.say("connect 1"); err != nil {
-		c.without = "srt cannot do it: " + strings.TrimSpace(err.Error())
-		c.srt = nil
+// giveUp leaves the peer out.
+func (c *contest) giveUp(err error) {
+	why, _, _ := strings.Cut(err.Error(), "\n")
+	if _, after, ok := strings.Cut(why, peerArg+" client "); ok {
+		why = after // less the command
 	}
-	return nil
+	c.srt, c.without = nil, "srt did not do it: "+why
 }
 
 // compare has each do the same, n times in turn, and gives the median of what each said, in
@@ -157,7 +160,11 @@ func (c *contest) compare(n int, format string, args ...any) (ours, direct, thei
 				continue
 			}
 			v, err := e.say(format, args...)
-			if err != nil {
+			switch {
+			case err != nil && e == c.srt: // what the peer cannot do stops nobody else
+				c.giveUp(err)
+				continue
+			case err != nil:
 				return 0, 0, 0, err
 			}
 			said[e] = append(said[e], v)
