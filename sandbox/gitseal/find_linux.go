@@ -32,6 +32,7 @@ type finder struct {
 	root  int // the host's /
 	found Found
 	seals map[string]sandbox.Seal
+	plain map[string]bool // see walked
 	done  map[string]bool // git directories and common directories looked at
 	// tops are the places where git runs commands of a common directory's configuration,
 	// each with the git directory that belongs to it.
@@ -72,6 +73,7 @@ func Find(o Options) *Found {
 		f.note("%d folders could not be read: git repositories there are not sealed", w.unread)
 	}
 	// The shallow ones first: they are what a person works in, should there be too many.
+	f.plain = w.plain
 	paths := slices.Concat(w.dotgit, w.gitdirs)
 	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
 	beyond, away := 0, 0
@@ -583,6 +585,9 @@ func (f *finder) trusted() {
 		}
 	}
 	for t := range tops {
+		if f.plain[t] {
+			continue // the walk read all of its names
+		}
 		for _, name := range TrustedDirs {
 			path := filepath.Join(t, name)
 			st, err := os.Lstat(path)

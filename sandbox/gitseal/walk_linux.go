@@ -7,6 +7,7 @@ package gitseal
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -21,6 +22,8 @@ type walked struct {
 	dotgit []string
 	// gitdirs are other folders that look like a git directory.
 	gitdirs []string
+	// plain are folders with a .git and without any of TrustedDirs.
+	plain map[string]bool
 	// unread counts folders that could not be read; left says which bound ended the walk.
 	unread int
 	left   string
@@ -51,7 +54,7 @@ type walker struct {
 // walk reads everything below roots. It returns when all was seen or a bound was met; a
 // file system that does not answer is left behind then.
 func walk(roots []string, limits Limits) walked {
-	w := &walker{limits: limits, end: time.Now().Add(limits.Time)}
+	w := &walker{limits: limits, end: time.Now().Add(limits.Time), out: walked{plain: map[string]bool{}}}
 	w.some.L = &w.mu
 	for _, r := range roots {
 		w.queue = append(w.queue, folder{path: r, root: r})
@@ -78,7 +81,7 @@ func walk(roots []string, limits Limits) walked {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := w.out // a thread that still waits for a file system adds to what nobody reads
-	out.dotgit, out.gitdirs = slices.Clone(out.dotgit), slices.Clone(out.gitdirs)
+	out.dotgit, out.gitdirs, out.plain = slices.Clone(out.dotgit), slices.Clone(out.gitdirs), maps.Clone(out.plain)
 	slices.Sort(out.dotgit)
 	slices.Sort(out.gitdirs)
 	return out
@@ -128,6 +131,7 @@ type listing struct {
 	entries int
 	git     bool // a .git
 	gitdir  bool // it looks like a git directory itself
+	trusted bool // one of TrustedDirs
 	failed  bool
 }
 
@@ -140,6 +144,9 @@ func (w *walker) take(f folder, l listing) {
 	w.entries += l.entries
 	if l.git {
 		w.out.dotgit = append(w.out.dotgit, f.path+"/.git")
+		if !l.trusted && l.entries <= w.limits.Entries { // read to its end
+			w.out.plain[f.path] = true
+		}
 	}
 	if l.gitdir {
 		w.out.gitdirs = append(w.out.gitdirs, f.path)
@@ -202,6 +209,8 @@ func read(f folder, buf []byte, most int) (l listing) {
 			switch string(name) {
 			case ".git":
 				l.git = true
+			case ".claude", ".codex", ".gemini", ".cursor", ".vscode", ".idea", ".devcontainer": // TrustedDirs
+				l.trusted = true
 			case "HEAD":
 				head = true
 			case "objects":
