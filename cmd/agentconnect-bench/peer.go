@@ -43,7 +43,7 @@ func peerServer() error {
 	if err != nil {
 		return err
 	}
-	fmt.Println(l.Addr().(*net.TCPAddr).Port)
+	fmt.Fprintln(os.Stdout, l.Addr().(*net.TCPAddr).Port)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -103,19 +103,19 @@ func peerClient(addr string) error {
 			if err != nil {
 				return err
 			}
-			fmt.Println(took.Nanoseconds())
+			fmt.Fprintln(os.Stdout, took.Nanoseconds())
 		} else if _, err := fmt.Sscanf(in.Text(), "connect %d", &n); err == nil {
 			p50, err := peerConnects(dial, n)
 			if err != nil {
 				return err
 			}
-			fmt.Println(p50.Nanoseconds())
+			fmt.Fprintln(os.Stdout, p50.Nanoseconds())
 		} else if _, err := fmt.Sscanf(in.Text(), "short %d %d", &n, &size); err == nil {
 			took, err := peerShort(dial, n, int(size))
 			if err != nil {
 				return err
 			}
-			fmt.Println(took.Nanoseconds())
+			fmt.Fprintln(os.Stdout, took.Nanoseconds())
 		} else if _, err := fmt.Sscanf(in.Text(), "hold %d", &n); err == nil {
 			began := time.Now()
 			for range n {
@@ -128,7 +128,7 @@ func peerClient(addr string) error {
 				}
 				held = append(held, c)
 			}
-			fmt.Println(time.Since(began).Nanoseconds())
+			fmt.Fprintln(os.Stdout, time.Since(began).Nanoseconds())
 		} else {
 			return fmt.Errorf("%q", in.Text())
 		}

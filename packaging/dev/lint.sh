@@ -15,4 +15,7 @@ if [ ! -x "$bin/golangci-lint" ]; then
 	(cd "$tools" && CGO_ENABLED=0 GOBIN="$bin" go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint)
 fi
 cd "$top"
+# Its lock lies in the temporary directory: there it could be another user's, who has it for good.
+mkdir -p "$bin/tmp"
+export TMPDIR=$bin/tmp
 exec "$bin/golangci-lint" run --timeout 15m "$@" ./...

@@ -98,9 +98,9 @@ func TestHostileObjectsDoNotComeOut(t *testing.T) {
 	if r := s.cloning("alice", "git init -q --bare /tmp/lax.git"); r.code != 0 {
 		t.Fatal(r.err)
 	}
-	for name, make := range hostileObjects {
+	for name, making := range hostileObjects {
 		// The control: a repository that does not look takes it.
-		r := s.cloning("alice", make+` && c=$(git commit-tree -m evil $t) && git push -q /tmp/lax.git +$c:refs/heads/evil && echo control && git push -q origin $c:refs/heads/evil && echo out`)
+		r := s.cloning("alice", making+` && c=$(git commit-tree -m evil $t) && git push -q /tmp/lax.git +$c:refs/heads/evil && echo control && git push -q origin $c:refs/heads/evil && echo out`)
 		if !strings.HasPrefix(r.out, "control\n") {
 			t.Errorf("%s: the control fails too, so it proves nothing: %s%s", name, r.out, r.err)
 		}

@@ -120,14 +120,16 @@ fetch('http://%s/').then(() => { seen.other = true }, () => {}).then(() => fs.wr
 		case strings.HasSuffix(r.URL.Path, ".tgz"):
 			w.Write(tarball)
 		case strings.Trim(r.URL.Path, "/") == rt.NPM:
-			json.NewEncoder(w).Encode(map[string]any{
+			if err := json.NewEncoder(w).Encode(map[string]any{
 				"name": rt.NPM, "dist-tags": map[string]string{"latest": rt.Version},
 				"versions": map[string]any{rt.Version: map[string]any{
 					"name": rt.NPM, "version": rt.Version, "bin": map[string]string{rt.Programs[0]: "run.js"}, "hasInstallScript": true,
 					"scripts": map[string]string{"postinstall": "node look.js"},
 					"dist":    map[string]string{"tarball": "http://" + at + "/p.tgz", "integrity": "sha512-" + base64.StdEncoding.EncodeToString(sum[:])},
 				}},
-			})
+			}); err != nil {
+				t.Error(err)
+			}
 		default:
 			w.WriteHeader(http.StatusNotFound)
 		}

@@ -488,7 +488,7 @@ func (g *Guard) restore(s *seal) error {
 	}
 	if _, perr := g.place.stat(filepath.Dir(s.path)); err != nil && errors.Is(perr, os.ErrNotExist) {
 		g.forget(s) // it went with its folder, which the host moved or removed
-		return nil  //nolint:nilerr // there is nothing left to seal
+		return nil  // there is nothing left to seal
 	}
 	switch {
 	case err != nil && s.dir && !s.pin:

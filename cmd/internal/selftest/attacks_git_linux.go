@@ -187,7 +187,7 @@ func leaveWith(path string, do func(dir int) error) error {
 	if err != nil {
 		return err
 	}
-	defer syscall.Close(dir)
+	defer func() { _ = syscall.Close(dir) }()
 	for _, step := range []func() error{
 		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
 		func() error { return unix.Mount("x", "/tmp", "tmpfs", 0, "") },
