@@ -190,6 +190,11 @@ type AgentSpec struct {
 	RunInSandbox     Optional[bool]              `json:"runInSandbox"`
 	RuntimeOverrides Optional[json.RawMessage]   `json:"runtimeOverrides"`
 	Workspace        Optional[WorkspaceSpec]     `json:"workspace"`
+	// What is read only to say that it is not taken up, whatever its form.
+	Skills            Optional[json.RawMessage] `json:"skills"`
+	ManagedSkills     Optional[json.RawMessage] `json:"managedSkills"`
+	FastMode          Optional[json.RawMessage] `json:"fastMode"`
+	ApprovalsReviewer Optional[json.RawMessage] `json:"approvalsReviewer"`
 }
 
 // MemorySpec says who keeps the agent's memory.

@@ -31,6 +31,10 @@ func merge(old, upd cp.AgentSpec) cp.AgentSpec {
 	keep(&out.RunInSandbox, old.RunInSandbox)
 	keep(&out.RuntimeOverrides, old.RuntimeOverrides)
 	keep(&out.Workspace, old.Workspace)
+	keep(&out.Skills, old.Skills)
+	keep(&out.ManagedSkills, old.ManagedSkills)
+	keep(&out.FastMode, old.FastMode)
+	keep(&out.ApprovalsReviewer, old.ApprovalsReviewer)
 	return out
 }
 
@@ -46,6 +50,7 @@ func canonical(s cp.AgentSpec) map[string]any {
 		"name": s.Name, "displayName": s.DisplayName.V, "description": s.Description.V, "runtime": s.Runtime.V, "model": s.Model.V,
 		"effort": s.ReasoningEffort.V, "mode": s.PermissionMode.V, "pause": s.Pause.V, "env": s.Env.V, "secrets": s.Secrets.V,
 		"mcp": s.MCPServers.V, "memory": s.Memory.V, "sandbox": s.RunInSandbox.V, "overrides": string(s.RuntimeOverrides.V), "workspace": s.Workspace.V,
+		"skills": string(s.Skills.V), "managedSkills": string(s.ManagedSkills.V), "fastMode": string(s.FastMode.V), "reviewer": string(s.ApprovalsReviewer.V),
 	}
 }
 
@@ -97,6 +102,20 @@ func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]st
 	if len(servers) > 0 {
 		if raw, err := json.Marshal(servers); err == nil {
 			conf.MCPServers = raw
+		}
+	}
+	for _, w := range []struct {
+		field   cp.Optional[json.RawMessage]
+		asked   bool
+		warning string
+	}{
+		{s.Skills, len(s.Skills.V) > len("[]"), "skills are not taken up; the agent has those of its workspace and its home"},
+		{s.ManagedSkills, len(s.ManagedSkills.V) > len("[]"), "managed skills are not taken up; the agent has those of its workspace and its home"},
+		{s.FastMode, string(s.FastMode.V) == "true", "fast mode is not taken up"},
+		{s.ApprovalsReviewer, string(s.ApprovalsReviewer.V) == `"auto_review"`, "automatic review of approvals is not taken up"},
+	} {
+		if w.field.Set && !w.field.Null && w.asked {
+			warnings = append(warnings, w.warning)
 		}
 	}
 	secrets = maps.Clone(s.Secrets.V)

@@ -679,3 +679,35 @@ func FuzzFrames(f *testing.F) {
 		}
 	})
 }
+
+// What this daemon does not do of a spec is said, and nothing of it keeps the agent away.
+func TestWhatIsNotTakenUpIsSaid(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid := cp.NewID()
+	for i, step := range []struct {
+		more  map[string]any
+		notes []string
+	}{
+		{map[string]any{"skills": []any{}, "managedSkills": []any{}, "fastMode": false, "approvalsReviewer": nil}, nil},
+		{map[string]any{"skills": []any{map[string]any{"name": "x"}}, "managedSkills": []any{map[string]any{"id": uuid}}, "fastMode": true, "approvalsReviewer": "auto_review"},
+			[]string{"skills are", "managed skills are", "fast mode", "automatic review"}},
+		{map[string]any{"skills": "odd", "managedSkills": nil, "fastMode": 7, "approvalsReviewer": "user"}, []string{"skills are"}},
+	} {
+		if a := upsert(t, ctx, c, spec(uuid, "a", fmt.Sprint(i), step.more)); !a.OK {
+			t.Fatalf("%v: %+v", step.more, a)
+		}
+		notes := d.p.List()[0].Notes
+		if len(notes) != len(step.notes) {
+			t.Errorf("%v: %q", step.more, notes)
+			continue
+		}
+		for n, want := range step.notes {
+			if !strings.HasPrefix(notes[n], want) {
+				t.Errorf("%v: %q, want %q", step.more, notes[n], want)
+			}
+		}
+	}
+}
