@@ -5,6 +5,7 @@ package wire
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -407,15 +408,18 @@ const (
 )
 
 // Joined is the launcher's first word with Join.
-func Joined(pid int) []byte { return []byte(joined + strconv.Itoa(pid) + "\n") }
+func Joined(pid int) []byte { return fmt.Appendf(nil, "%s%0*d\n", joined, joinedDigits, pid) }
 
 const joined = "pid "
 
-// JoinedSize is the length of a JoinedLine.
-const JoinedSize = len(joined) + 11
+// joinedDigits is how many digits the number has, with zeros before it: that form can be filled
+// in by who can do nothing but system calls.
+const joinedDigits = 10
 
-// JoinedLine is a Joined whose number is still to be filled in, ending before the newline: for
-// one who can do nothing but system calls. With a pid namespace of its own the process of the
+// JoinedSize is the length of a JoinedLine.
+const JoinedSize = len(joined) + joinedDigits + len("\n")
+
+// JoinedLine is a Joined whose number is still to be filled in, ending before the newline. With a pid namespace of its own the process of the
 // first Joined says a second one, whose process is the one that goes on.
 func JoinedLine() (b [JoinedSize]byte) {
 	for i := range b {
@@ -430,11 +434,14 @@ func JoinedLine() (b [JoinedSize]byte) {
 func ParseJoined(line string) int {
 	rest, ok := strings.CutPrefix(line, joined)
 	digits := strings.TrimSuffix(rest, "\n")
-	pid, err := strconv.Atoi(digits)
-	if !ok || err != nil || pid <= 1 || strconv.Itoa(pid) != digits {
+	if !ok || len(digits) != joinedDigits || strings.Trim(digits, "0123456789") != "" {
 		return 0
 	}
-	return pid
+	pid, err := strconv.ParseInt(digits, 10, 32)
+	if err != nil || pid <= 1 {
+		return 0
+	}
+	return int(pid)
 }
 
 // GateOpen is the supervisor's word on GateFD.
