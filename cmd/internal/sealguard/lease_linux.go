@@ -207,6 +207,12 @@ func (g *Guard) settled(s *seal) bool {
 	if !s.take() {
 		return false
 	}
+	// A git that made its lock since the look above may have read the file and closed it before
+	// the lease was ours: it renames without asking again. One that makes it from here on asks.
+	if is, _ := g.place.locked(s.path + ".lock"); is {
+		s.release()
+		return false
+	}
 	// Written in place: the copy inside follows.
 	text, err := readHeld(s.lease)
 	if err == nil && text != s.content {
