@@ -81,7 +81,8 @@ say "size: $(stat -c %s "$package") bytes, installed: $(dpkg-deb -f "$package" I
 if [ -z "$apparmor" ]; then
 	began=$SECONDS
 	say "lintian"
-	lintian --tag-display-limit 0 --show-overrides --fail-on error,warning "$package" "$built/agentconnect-sandbox_$old.dsc" || failed=1
+	# Shown, what is overridden would count as well; the reasons stand in the overrides themselves.
+	lintian --tag-display-limit 0 --fail-on error,warning "$package" "$built/agentconnect-sandbox_$old.dsc" || failed=1
 	say "lintian: $((SECONDS - began)) s"
 fi
 
