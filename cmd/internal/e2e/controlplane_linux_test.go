@@ -48,6 +48,25 @@ func noCPFaults(t *testing.T, s *cptest.Server) {
 	}
 }
 
+// runCron gives an agent a schedule whose trigger is "env", has it run now, and returns the
+// report of its end.
+func runCron(t *testing.T, ctx context.Context, server *cptest.Server, c *cptest.Conn, cron, agent, schedule string) (last cp.CronReport) {
+	t.Helper()
+	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": agent, "schedule": schedule, "timezone": "UTC", "trigger": "env", "enabled": true})
+	if a := tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
+		t.Fatalf("run: %s", a.Reason)
+	}
+	server.Until(ctx, "the end of the run", func() bool {
+		for _, e := range server.Frames("cron/report") {
+			if json.Unmarshal(e.Payload, &last) == nil && last.Status != "" {
+				return true
+			}
+		}
+		return false
+	})
+	return last
+}
+
 // A turn of an agent that a control plane placed here, from the cron to the history that
 // it reads, behind the boundary.
 func TestControlPlanePlacesAnAgentAndReadsItsTurn(t *testing.T) {
@@ -72,19 +91,7 @@ func TestControlPlanePlacesAnAgentAndReadsItsTurn(t *testing.T) {
 	if a := tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "Demo", "0", nil)); !a.OK {
 		t.Fatalf("upsert: %s", a.Reason)
 	}
-	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "0 3 * * *", "timezone": "UTC", "trigger": "env", "enabled": true})
-	if a := tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
-		t.Fatalf("run: %s", a.Reason)
-	}
-	var last cp.CronReport
-	server.Until(ctx, "the end of the run", func() bool {
-		for _, e := range server.Frames("cron/report") {
-			if json.Unmarshal(e.Payload, &last) == nil && last.Status != "" {
-				return true
-			}
-		}
-		return false
-	})
+	last := runCron(t, ctx, server, c, cron, uuid, "0 3 * * *")
 	if last.Status != "success" || last.SessionID == "" {
 		t.Fatalf("reported %+v", last)
 	}
@@ -347,19 +354,7 @@ func TestWorkspaceFromARepositoryIsClonedInside(t *testing.T) {
 	if a := place(uuid, "cloner", "acme/app.git", "trunk"); !a.OK {
 		t.Fatalf("upsert: %s", a.Reason)
 	}
-	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "env", "enabled": true})
-	if a := tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
-		t.Fatalf("run: %s", a.Reason)
-	}
-	var last cp.CronReport
-	server.Until(ctx, "the end of the run", func() bool {
-		for _, e := range server.Frames("cron/report") {
-			if json.Unmarshal(e.Payload, &last) == nil && last.Status != "" {
-				return true
-			}
-		}
-		return false
-	})
+	last := runCron(t, ctx, server, c, cron, uuid, "@daily")
 	if last.Status != "success" {
 		t.Fatalf("reported %+v\n%s", last, s.run("logs", "cloner").out)
 	}
