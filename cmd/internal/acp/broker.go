@@ -91,6 +91,8 @@ type Broker struct {
 
 	notify sync.Mutex // orders OnChange
 
+	unsent []*client // have frames that deliver is to send; of the goroutine that reads the runtime
+
 	mu       sync.Mutex
 	clients  []*client // in the order they attached
 	attached sync.WaitGroup

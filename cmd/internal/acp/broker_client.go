@@ -59,9 +59,13 @@ type client struct {
 // send queues a frame of the broker's own, or one relayed in parts. A client that has
 // too much waiting is cut off.
 func (c *client) send(parts ...[]byte) {
-	if c.q.push(c.b.o.ClientLimit, parts...) {
-		return
+	if !c.q.push(c.b.o.ClientLimit, parts...) {
+		c.refused()
 	}
+}
+
+// refused looks why the queue took no more.
+func (c *client) refused() {
 	c.q.mu.Lock()
 	over := !c.q.closed && !c.q.draining
 	c.q.mu.Unlock()
@@ -114,6 +118,7 @@ func (b *Broker) Attach(ctx context.Context, conn io.ReadWriteCloser, name strin
 
 	var wg sync.WaitGroup
 	done := make(chan struct{})
+	c.q.now = atOnce(conn)
 	wg.Go(func() {
 		err := c.q.run(conn)
 		if err != nil {

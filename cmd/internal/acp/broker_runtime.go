@@ -6,6 +6,7 @@ package acp
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -29,6 +30,9 @@ func (b *Broker) readRuntime() error {
 			if perr == nil {
 				b.fromRuntime(&f)
 			}
+		}
+		if err != nil || !lines.More() {
+			b.deliver()
 		}
 		if err != nil {
 			return err
@@ -70,21 +74,50 @@ func (b *Broker) junk(line []byte, err error) {
 }
 
 func (b *Broker) fromRuntime(f *Frame) {
-	switch {
-	case f.IsResponse():
-		b.runtimeAnswer(f)
-	case f.IsRequest():
-		b.runtimeCall(f)
-	default:
+	if f.Method != nil && !f.IsRequest() {
 		b.runtimeTell(f)
+		return
 	}
+	// Only notifications are left unsent: somebody waits for these, and serving them can wait.
+	b.deliver()
+	if f.IsResponse() {
+		b.runtimeAnswer(f)
+	} else {
+		b.runtimeCall(f)
+	}
+	b.deliver()
+}
+
+// post sends a frame of the runtime's to a client, at the latest when no whole line of the
+// runtime's is in hand. A client that is far behind is waited for.
+func (b *Broker) post(c *client, parts ...[]byte) {
+	ok, much := c.q.hold(b.o.ClientLimit, clientMark, parts...)
+	if !ok {
+		c.refused()
+		return
+	}
+	if !slices.Contains(b.unsent, c) {
+		b.unsent = append(b.unsent, c)
+	}
+	if much {
+		b.deliver()
+		c.q.settle(clientMark)
+	}
+}
+
+// deliver sends what post left.
+func (b *Broker) deliver() {
+	for _, c := range b.unsent {
+		c.q.flush()
+	}
+	clear(b.unsent)
+	b.unsent = b.unsent[:0]
 }
 
 // relay sends the runtime's frame to a client with one span replaced.
 func (b *Broker) relay(c *client, f *Frame, at Span, with []byte) {
 	before, after := f.Splice(at)
-	c.send(before, with, after, newline)
-	c.q.settle(clientMark)
+	b.post(c, before, with, after, newline)
 }
 
 func (b *Broker) runtimeAnswer(f *Frame) {
@@ -355,8 +388,7 @@ func (b *Broker) relay2(c *client, f *Frame, at Span, with []byte, at2 Span, wit
 	if at2.Start < at.Start {
 		at, with, at2, with2 = at2, with2, at, with
 	}
-	c.send(f.Raw[:at.Start], with, f.Raw[at.End:at2.Start], with2, f.Raw[at2.End:], newline)
-	c.q.settle(clientMark)
+	b.post(c, f.Raw[:at.Start], with, f.Raw[at.End:at2.Start], with2, f.Raw[at2.End:], newline)
 }
 
 // runtimeTell relays a notification: to the holder of its session, else to all.
@@ -386,8 +418,7 @@ func (b *Broker) runtimeTell(f *Frame) {
 			ready := c.ready
 			b.mu.Unlock()
 			if ready {
-				c.send(f.Raw, newline)
-				c.q.settle(clientMark)
+				b.post(c, f.Raw, newline)
 			}
 		}
 		return
@@ -396,8 +427,7 @@ func (b *Broker) runtimeTell(f *Frame) {
 	c, why := b.receiver(f.Session)
 	if c != nil {
 		b.mu.Unlock()
-		c.send(f.Raw, newline)
-		c.q.settle(clientMark)
+		b.post(c, f.Raw, newline)
 		return
 	}
 	if b.sessions[string(f.Session)] == nil && len(b.opening) > 1 && len(b.held) < maxHeld && b.heldSize+len(f.Raw) <= maxHeldSize {

@@ -443,9 +443,11 @@ const (
 // special has a byte's high bit set where x holds a quote, a backslash or a control
 // character. Only the lowest one set is sure, which is the one used.
 func special(x uint64) uint64 {
-	q := x ^ (each * '"')
-	e := x ^ (each * '\\')
-	return ((x - each*0x20) &^ x) | ((q - each) &^ q) | ((e - each) &^ e)
+	// Less 0x21 a quote wraps around like the control characters once its bit 0x02 is turned;
+	// those bits and a backslash's leave the high bit alone, which says that it is none of them.
+	q := (x ^ each*0x02) - each*0x21
+	e := (x ^ each*'\\') - each
+	return (q | e) &^ x
 }
 
 // str reads a string, s.i at its opening quote, and returns what is between the
@@ -454,6 +456,10 @@ func (s *scanner) str() (content []byte, odd bool, err error) {
 	b := s.b
 	i := s.i + 1
 	start := i
+	// Most strings are names, too short for the call to pay.
+	if len(b)-i > 64 && bytes.IndexByte(b[i:i+16], '"') < 0 {
+		i += plain16(b[i:])
+	}
 	escaped := false
 	var wide uint64
 	for {

@@ -305,3 +305,22 @@ func BenchmarkParseFrame(b *testing.B) {
 		})
 	}
 }
+
+func TestPlainStopsBeforeEveryByteThatMatters(t *testing.T) {
+	for length := range 100 {
+		text := bytes.Repeat([]byte{'x'}, length)
+		if n := plain16(text); n > length || n != 0 && n != length/16*16 {
+			t.Fatalf("of %d plain bytes %d are plain", length, n)
+		}
+		for at := range length {
+			for c := range 256 {
+				text[at] = byte(c)
+				special := c < 0x20 || c == '"' || c == '\\' || c >= 0x80
+				if n := plain16(text); special && n > at/16*16 || !special && n != plain16(bytes.Repeat([]byte{'x'}, length)) {
+					t.Fatalf("byte %#x at %d of %d: %d are plain", c, at, length, n)
+				}
+			}
+			text[at] = 'x'
+		}
+	}
+}

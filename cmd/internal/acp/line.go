@@ -23,6 +23,7 @@ type LineReader struct {
 	r          io.Reader
 	buf        []byte
 	start, end int // unread bytes
+	next       int // behind the first newline among them, if More has looked; 0: it has not
 	max        int
 	err        error
 }
@@ -38,6 +39,14 @@ func (l *LineReader) Next() ([]byte, error) {
 		if len(l.buf) > lineKeep {
 			l.buf = nil
 		}
+	}
+	if l.next > 0 {
+		line := l.buf[l.start:l.next]
+		l.start, l.next = l.next, 0
+		if len(line)-1 > l.max {
+			return nil, ErrFrameTooLarge
+		}
+		return line, nil
 	}
 	looked := l.start
 	for empty := 0; ; {
@@ -68,6 +77,16 @@ func (l *LineReader) Next() ([]byte, error) {
 			}
 		}
 	}
+}
+
+// More says that Next has a whole line in hand and will not wait for the stream.
+func (l *LineReader) More() bool {
+	if l.next == 0 {
+		if n := bytes.IndexByte(l.buf[l.start:l.end], '\n'); n >= 0 {
+			l.next = l.start + n + 1
+		}
+	}
+	return l.next > 0
 }
 
 // room makes space to read into and returns by how much it moved the unread bytes down.

@@ -5,7 +5,9 @@ package acp
 
 import (
 	"io"
+	"slices"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -27,10 +29,14 @@ type queue struct {
 	drained  sync.Cond
 	chunks   [][]byte
 	spare    []byte
-	bytes    int // queued or being written
+	bytes    int  // queued or being written
+	writing  bool // what stood before all chunks is with a Write
 	draining bool
 	closed   bool
 	credit   time.Duration // patience left
+
+	// now writes without waiting, for flush; nil where the stream cannot.
+	now func([]byte) (int, error)
 }
 
 func newQueue() *queue {
@@ -45,7 +51,68 @@ func newQueue() *queue {
 func (q *queue) push(limit int, parts ...[]byte) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	defer q.filled.Signal()
 	return q.add(limit, parts)
+}
+
+// hold is push that leaves the frame to a later flush, but for what fills a chunk. much says that
+// more than mark bytes are queued.
+func (q *queue) hold(limit, mark int, parts ...[]byte) (ok, much bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if last := len(q.chunks) - 1; last >= 0 && cap(q.chunks[last])-len(q.chunks[last]) < size(parts) {
+		q.flushLocked()
+	}
+	ok = q.add(limit, parts)
+	if q.bytes <= mark/2 {
+		q.credit = patience
+	}
+	return ok, q.bytes > mark
+}
+
+// flush writes what the stream takes at once, and leaves the rest to run: to wake another
+// thread for a frame costs more than to write it.
+func (q *queue) flush() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.flushLocked()
+}
+
+func (q *queue) flushLocked() {
+	for q.now != nil && len(q.chunks) > 0 && !q.writing && !q.closed {
+		c := q.chunks[0]
+		q.chunks = slices.Delete(q.chunks, 0, 1)
+		q.writing = true
+		q.mu.Unlock()
+		n, err := q.now(c[:min(len(c), writeSize)])
+		q.mu.Lock()
+		q.writing = false
+		if q.closed {
+			return
+		}
+		if n > 0 {
+			q.bytes -= n
+			q.drained.Broadcast()
+		}
+		if n < len(c) {
+			q.chunks = slices.Insert(q.chunks, 0, c[n:])
+		} else {
+			q.keep(c)
+		}
+		if err != nil || n < len(c) {
+			break // run waits for the stream, or meets the error
+		}
+	}
+	if len(q.chunks) > 0 || q.draining {
+		q.filled.Signal()
+	}
+}
+
+// keep has a chunk filled again.
+func (q *queue) keep(c []byte) {
+	if cap(c) == chunkSize {
+		q.spare = c[:0]
+	}
 }
 
 // pushWait is push that first waits until at most mark bytes are queued.
@@ -53,8 +120,10 @@ func (q *queue) pushWait(mark int, parts ...[]byte) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes > mark && !q.closed && !q.draining {
+		q.filled.Signal() // what is held, too, has to leave
 		q.drained.Wait()
 	}
+	defer q.filled.Signal()
 	return q.add(0, parts)
 }
 
@@ -63,9 +132,6 @@ func (q *queue) pushWait(mark int, parts ...[]byte) bool {
 func (q *queue) settle(mark int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.bytes <= mark/2 {
-		q.credit = patience
-	}
 	for q.bytes > mark && q.credit > 0 && !q.closed && !q.draining {
 		wake := time.AfterFunc(q.credit, func() {
 			q.mu.Lock() // not before Wait below listens
@@ -73,6 +139,7 @@ func (q *queue) settle(mark int) {
 			q.drained.Broadcast()
 		})
 		began, had := time.Now(), q.bytes
+		q.filled.Signal()
 		q.drained.Wait()
 		wake.Stop()
 		q.credit -= time.Since(began)
@@ -87,10 +154,7 @@ func (q *queue) add(limit int, parts [][]byte) bool {
 	if q.closed || q.draining {
 		return false
 	}
-	n := 0
-	for _, p := range parts {
-		n += len(p)
-	}
+	n := size(parts)
 	if limit > 0 && q.bytes > 0 && q.bytes+n > limit {
 		return false
 	}
@@ -110,10 +174,14 @@ func (q *queue) add(limit int, parts [][]byte) bool {
 	}
 	q.chunks[last] = c
 	q.bytes += n
-	if len(q.chunks) == 1 {
-		q.filled.Signal()
-	}
 	return true
+}
+
+func size(parts [][]byte) (n int) {
+	for _, p := range parts {
+		n += len(p)
+	}
+	return n
 }
 
 // run writes until the queue is closed (nil) or a write fails.
@@ -121,7 +189,7 @@ func (q *queue) run(w io.Writer) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		for len(q.chunks) == 0 && !q.closed && !q.draining {
+		for (len(q.chunks) == 0 && !q.draining || q.writing) && !q.closed {
 			q.filled.Wait()
 		}
 		if q.closed || len(q.chunks) == 0 {
@@ -130,17 +198,18 @@ func (q *queue) run(w io.Writer) error {
 			return nil
 		}
 		c := q.chunks[0]
-		q.chunks[0] = nil
-		q.chunks = q.chunks[1:]
+		q.chunks = slices.Delete(q.chunks, 0, 1)
 		for rest := c; len(rest) > 0; {
 			part := rest[:min(len(rest), writeSize)]
 			rest = rest[len(part):]
+			q.writing = true
 			q.mu.Unlock()
 			n, err := w.Write(part)
 			if err == nil && n < len(part) {
 				err = io.ErrShortWrite
 			}
 			q.mu.Lock()
+			q.writing = false
 			if err != nil {
 				q.shut()
 				return err
@@ -151,9 +220,7 @@ func (q *queue) run(w io.Writer) error {
 				return nil
 			}
 		}
-		if cap(c) == chunkSize {
-			q.spare = c[:0]
-		}
+		q.keep(c)
 	}
 }
 
@@ -178,4 +245,33 @@ func (q *queue) finish() {
 	q.draining = true
 	q.filled.Broadcast()
 	q.drained.Broadcast()
+}
+
+// atOnce gives a way to write to a stream without waiting, nil where it has none. What is not
+// taken at once is no error.
+func atOnce(stream any) func([]byte) (int, error) {
+	file, ok := stream.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	var p []byte
+	var n int
+	var failed error
+	write := func(fd uintptr) bool {
+		n, failed = syscall.Write(int(fd), p)
+		return true // also when it would block: who waits is run
+	}
+	return func(b []byte) (int, error) {
+		p, n, failed = b, 0, nil
+		err := raw.Write(write)
+		p = nil
+		if err == nil && failed != syscall.EAGAIN && failed != syscall.EINTR {
+			err = failed
+		}
+		return max(n, 0), err
+	}
 }
