@@ -225,6 +225,8 @@ func notify(state string) {
 		// From now on it mostly waits: a small heap matters more than few collections.
 		debug.SetMemoryLimit(math.MaxInt64)
 		debug.SetGCPercent(40)
+		// What the start left behind goes at once, beside the runtime's own start.
+		go debug.FreeOSMemory()
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/gitclone"
 	"agentconnect.md/sandbox/cmd/internal/gitcred"
+	"agentconnect.md/sandbox/cmd/internal/lazyregexp"
 	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/gitseal"
@@ -25,19 +25,19 @@ import (
 
 // An id names a directory, systemd units and a command-line argument. No dot:
 // agent@x.service would mean something else.
-var idRule = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+var idRule = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
 var (
-	envRule     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	runtimeRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-	sizeRule    = regexp.MustCompile(`^([0-9]{1,19})(?:\.([0-9]{1,9}))?([KMGT]?)$`)
-	cpuRule     = regexp.MustCompile(`^([0-9]{1,7})%$`)
+	envRule     = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	runtimeRule = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+	sizeRule    = lazyregexp.New(`^([0-9]{1,19})(?:\.([0-9]{1,9}))?([KMGT]?)$`)
+	cpuRule     = lazyregexp.New(`^([0-9]{1,7})%$`)
 )
 
 // ValidateID tells whether id follows the one rule for agent ids. The error is
 // ErrInvalid and names the rule.
 func ValidateID(id string) error {
-	if idRule.MatchString(id) {
+	if idRule().MatchString(id) {
 		return nil
 	}
 	shown := strconv.Quote(id)
@@ -54,9 +54,9 @@ const MinMemory = 16 << 20
 // ParseMemory reads a memory size as systemd does: bytes, or K, M, G, T with the
 // base 1024, also with a fraction ("1.5G"). The result is in bytes.
 func ParseMemory(s string) (uint64, error) {
-	m := sizeRule.FindStringSubmatch(s)
+	m := sizeRule().FindStringSubmatch(s)
 	if m == nil {
-		if up := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(s), "B"), "I"); up != s && sizeRule.MatchString(up) {
+		if up := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(s), "B"), "I"); up != s && sizeRule().MatchString(up) {
 			return 0, fmt.Errorf("%q is not a memory size: write %q", s, up)
 		}
 		return 0, fmt.Errorf("%q is not a memory size: write bytes, or a number with K, M, G or T, such as \"2G\"", s)
@@ -83,7 +83,7 @@ func ParseMemory(s string) (uint64, error) {
 // ParseCPU reads a share of processor time as systemd does: whole percent of one
 // CPU, "200%" for two.
 func ParseCPU(s string) (int, error) {
-	m := cpuRule.FindStringSubmatch(s)
+	m := cpuRule().FindStringSubmatch(s)
 	if m == nil {
 		return 0, fmt.Errorf("%q is not a CPU limit: write whole percent of one CPU, such as \"200%%\" for two", s)
 	}
@@ -136,7 +136,7 @@ func (a *Agent) Validate() error {
 		p.add("neither runtime nor command is set: name a runtime (agentconnect runtimes lists them) or a command")
 	case a.Runtime != "" && a.Command != "":
 		p.add("both runtime and command are set: keep one of them")
-	case a.Runtime != "" && !runtimeRule.MatchString(a.Runtime):
+	case a.Runtime != "" && !runtimeRule().MatchString(a.Runtime):
 		p.add("runtime %q: not a runtime's name (agentconnect runtimes lists them)", a.Runtime)
 	}
 	carried(&p, "command", a.Command)
@@ -292,7 +292,7 @@ func (c GitCredential) validate(p *invalid, where string) {
 // validateEnv judges one variable. The value stays out of the message: it may be a secret.
 func validateEnv(p *invalid, name, value string) {
 	switch {
-	case !envRule.MatchString(name):
+	case !envRule().MatchString(name):
 		p.add("env %q: a name is letters, digits and _, not a digit first", name)
 	case strings.HasPrefix(name, "LD_") || name == "GLIBC_TUNABLES":
 		// The dynamic linker would obey it in the programs that set the boundary up.

@@ -164,3 +164,45 @@ var programs = []string{
 	module + "/cmd/agentconnect-guest",
 	module + "/cmd/agentconnect-bench",
 }
+
+// linked lists the modules of others that a small program links, and what for. What it does not
+// name, it may not link.
+var linked = map[string]map[string]string{
+	module + "/cmd/agentconnect-supervisor": {
+		"golang.org/x/sys":                 "system calls",
+		"golang.org/x/net":                 "the filter's assembler, SOCKS and HTTP proxies of the host, international names",
+		"golang.org/x/text":                "international names, by x/net/idna",
+		"github.com/miekg/dns":             "the DNS server",
+		"github.com/godbus/dbus/v5":        "the service manager, by go-systemd",
+		"github.com/coreos/go-systemd/v22": "the service manager, readiness, the journal",
+	},
+	module + "/cmd/agentconnect-launch": {"golang.org/x/sys": "system calls"},
+	module + "/cmd/agentconnect-guest":  {"golang.org/x/sys": "system calls"},
+}
+
+// unlisted says which packages of others a small program links without a reason here, and which
+// reasons are for nothing.
+func unlisted(p Package, reasons map[string]string) (found []string) {
+	used := map[string]bool{}
+	for _, path := range p.Deps {
+		if first, _, _ := strings.Cut(path, "/"); !strings.Contains(first, ".") || matches([]string{module + "/..."}, path) {
+			continue // the standard library's, or ours
+		}
+		of := ""
+		for name := range reasons {
+			if matches([]string{name + "/..."}, path) {
+				of = name
+			}
+		}
+		if used[of] = true; of == "" {
+			found = append(found, p.ImportPath+" links "+path+": say in archtest what for, or do without: one runs per agent")
+		}
+	}
+	for name := range reasons {
+		if !used[name] {
+			found = append(found, p.ImportPath+" does not link "+name+" any more: take it off the list")
+		}
+	}
+	slices.Sort(found)
+	return found
+}

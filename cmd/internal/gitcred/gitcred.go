@@ -10,11 +10,11 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+
+	"agentconnect.md/sandbox/cmd/internal/lazyregexp"
 )
 
 // MaxInput bounds what git or a command may say, in bytes.
@@ -63,9 +63,7 @@ func ParseRule(text string) (Repo, error) {
 	return r, nil
 }
 
-var hostRule = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
-})
+var hostRule = lazyregexp.New(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
 
 // Parse normalises what git asks for. An address that two readers could take for two
 // repositories is an error.

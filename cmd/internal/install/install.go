@@ -18,7 +18,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +28,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/lazyregexp"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -115,7 +115,7 @@ func (i *Installer) current(rt runtimes.Runtime) string {
 	return name
 }
 
-var validVersion = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*$`) })
+var validVersion = lazyregexp.New(`^[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]*$`)
 
 // Install brings version of rt, its pinned one where that is empty, and makes it the one
 // that counts. Agents that run keep what they have; each start takes the new one.
@@ -338,7 +338,7 @@ func (i *Installer) run(ctx context.Context, stage, pkg string, registry *url.UR
 	if p.End().Code == 0 {
 		return nil
 	}
-	if wantsLogin.MatchString(said) {
+	if wantsLogin().MatchString(said) {
 		// Not a matter of handing a token in: scripts of each package would read it there.
 		return fmt.Errorf("the registry %s asks for a login, and npm has none behind the boundary, where every package's scripts could read it; "+
 			"name one that asks for none (`npm_config_registry=URL agentconnect runtimes install NAME`), or install %s yourself (`npm install -g %s`): agents use what they find in $PATH", registry.Host, pkg, pkg)
@@ -347,7 +347,7 @@ func (i *Installer) run(ctx context.Context, stage, pkg string, registry *url.UR
 }
 
 // wantsLogin is how npm says so; its codes are stable, its words are not.
-var wantsLogin = regexp.MustCompile(`\b(E401|E403|ENEEDAUTH)\b`)
+var wantsLogin = lazyregexp.New(`\b(E401|E403|ENEEDAUTH)\b`)
 
 // tailOf reads to the end and gives the last of it.
 func tailOf(r io.Reader) string {

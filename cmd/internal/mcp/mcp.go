@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"agentconnect.md/sandbox/cmd/internal/lazyregexp"
 	"agentconnect.md/sandbox/cmd/internal/strictjson"
 )
 
@@ -142,14 +142,14 @@ func Reserved(name string) bool {
 	return name == "agentconnect" || strings.HasPrefix(name, "agentconnect-") || strings.HasPrefix(name, "agentconnect_")
 }
 
-var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+var nameRule = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
 // CheckName judges a server's name.
 func CheckName(name string) error {
 	switch {
 	case Reserved(name):
 		return fmt.Errorf("MCP server %q: the name is reserved; choose another", name)
-	case !nameRule.MatchString(name):
+	case !nameRule().MatchString(name):
 		return fmt.Errorf("MCP server %q: a name is 1 to 64 letters, digits, _ . and -, the first a letter or a digit", name)
 	}
 	return nil
@@ -306,8 +306,8 @@ func (s *Server) checkURL() error {
 	return nil
 }
 
-var envRule = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
-var headerRule = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$")
+var envRule = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+var headerRule = lazyregexp.New("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$")
 
 func (vs Vars) check(what string) error {
 	rule, seen := envRule, map[string]bool{}
@@ -316,7 +316,7 @@ func (vs Vars) check(what string) error {
 	}
 	for _, v := range vs {
 		switch {
-		case !rule.MatchString(v.Name):
+		case !rule().MatchString(v.Name):
 			return fmt.Errorf("%s: %q is no name", what, v.Name)
 		case seen[v.Name]:
 			return fmt.Errorf("%s: %s is named twice", what, v.Name)

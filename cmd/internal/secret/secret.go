@@ -12,13 +12,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/atomicfile"
+	"agentconnect.md/sandbox/cmd/internal/lazyregexp"
 	"agentconnect.md/sandbox/cmd/internal/strictjson"
 )
 
@@ -104,13 +104,13 @@ func NewStore(root string, sealer Sealer) *Store {
 }
 
 var (
-	nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
-	envRule  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+	nameRule = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+	envRule  = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 )
 
 // CheckName judges a secret's name.
 func CheckName(name string) error {
-	if !nameRule.MatchString(name) {
+	if !nameRule().MatchString(name) {
 		return fmt.Errorf("secret %q: a name is 1 to 64 letters, digits, _ . and -, the first a letter or a digit", name)
 	}
 	return nil
@@ -124,7 +124,7 @@ func (p Place) Check(name string) error {
 	var seen []string
 	for _, v := range slices.Concat(p.Env, p.PathEnv) {
 		switch {
-		case !envRule.MatchString(v):
+		case !envRule().MatchString(v):
 			return fmt.Errorf("secret %s: environment variable %q: a name is letters, digits and _, not a digit first", name, v)
 		case strings.HasPrefix(v, "LD_") || v == "GLIBC_TUNABLES" || slices.Contains([]string{"PATH", "HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR"}, v):
 			return fmt.Errorf("secret %s: environment variable %s is the boundary's; choose another", name, v)
