@@ -32,8 +32,8 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-attack test-soak test-systemd test-product test-chaos test-limits lint bench fuzz cross fmt clean runtimes \
-	here-run here-test here-attack here-soak here-check here-bench here-fuzz here-cross
+.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-attack test-soak test-systemd test-product test-chaos test-limits lint bench bench-guard fuzz cross fmt clean runtimes \
+	here-run here-test here-attack here-soak here-check here-bench here-guard here-fuzz here-cross
 
 build: ## the programs into bin/, static (but with GO_BUILDMODE=pie, as the package has them)
 	CGO_ENABLED=0 go build -trimpath $(addprefix -buildmode=,$(GO_BUILDMODE)) -ldflags '$(ldflags)' -o $(bin)/ $(addprefix ./cmd/,$(programs))
@@ -120,8 +120,11 @@ test-apparmor: ## the package's AppArmor profile on a kernel that has AppArmor: 
 lint:
 	@$(enter) lint packaging/dev/lint.sh
 
-bench:
-	@$(enter) run $(MAKE) --no-print-directory here-bench
+bench: ## everything beside its peers, into docs/bench.md; BENCH="-only network" measures a part and prints it
+	@packaging/dev/bench.sh $(BENCH)
+
+bench-guard: ## a few ratios beside those last accepted; fails on a clear step back
+	@$(enter) run $(MAKE) --no-print-directory here-guard
 
 fuzz:
 	@$(enter) run $(MAKE) --no-print-directory here-fuzz
@@ -165,6 +168,9 @@ here-fuzz:
 
 here-bench: build
 	AGENTCONNECT_BENCH_SRT=$$(packaging/dev/npm-peer.sh || true) bin/agentconnect-bench $(BENCH)
+
+here-guard: build
+	bin/agentconnect-bench -pairs 30 -guard packaging/dev/bench-accepted.json
 
 # vet compiles the tests, too.
 here-cross:

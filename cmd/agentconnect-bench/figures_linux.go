@@ -2,10 +2,7 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,33 +15,35 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
+	"agentconnect.md/sandbox/cmd/internal/figures"
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/programs"
-	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
-func figures(gigabytes int) []figure {
-	all := []figure{
-		{"boundary start", func(ctx context.Context, pairs int) ([]row, error) {
-			return start(ctx, pairs, 0, "boundary start, default view", "≤ 1.3")
+func measurements(gigabytes int) []measurement {
+	all := []measurement{
+		{"start", func(ctx context.Context, pairs int) ([]figures.Figure, error) {
+			return start(ctx, pairs, 0, figures.Figure{Key: "start/default", What: "boundary start, default view", Wanted: "≤ 1.25"})
 		}},
-		{"start with 500 mounts", func(ctx context.Context, pairs int) ([]row, error) {
-			return start(ctx, max(pairs/5, 3), 500, "boundary start, 500 more mounts", "≤ 0.2")
+		{"mounts", func(ctx context.Context, pairs int) ([]figures.Figure, error) {
+			return start(ctx, max(pairs/5, 3), 500, figures.Figure{Key: "mounts/500", What: "boundary start, 500 more mounts", Wanted: "≤ 0.2"})
 		}},
-		{"look for git repositories", gitLook},
+		{"look", gitLook},
 		{"exec", execTrip},
-		{"relay latency", relayLatency},
-		{"relay throughput", relayThroughput},
+		{"probe", probeTime},
+		{"relay/latency", relayLatency},
+		{"relay/throughput", relayThroughput},
 		{"memory", memory},
-		{"network streams", networkStreams},
-		{"network connections", networkConnections},
-		{"network memory", networkMemory},
+		{"network/streams", networkStreams},
+		{"network/connections", networkConnections},
+		{"network/memory", networkMemory},
+		{"size", sizes},
 	}
 	if gigabytes > 0 {
-		all = append(all, figure{"network large", networkLarge(gigabytes)})
+		all = append(all, measurement{"network/large", networkLarge(gigabytes)})
 	}
 	return all
 }
@@ -105,7 +104,7 @@ func (b *bed) close() { os.RemoveAll(b.dir) }
 
 // start measures from the launcher's start to the first byte that the program inside
 // writes, beside bubblewrap alone making the same mounts.
-func start(ctx context.Context, pairs, extra int, what, limit string) ([]row, error) {
+func start(ctx context.Context, pairs, extra int, f figures.Figure) ([]figures.Figure, error) {
 	b, err := newBed()
 	if err != nil {
 		return nil, err
@@ -155,10 +154,14 @@ func start(ctx context.Context, pairs, extra int, what, limit string) ([]row, er
 		}
 		ours, peers = append(ours, o), append(peers, p)
 	}
-	return []row{
-		{what, ms(ours), ms(peers) + " bwrap, same mounts", ratio(median(ours) / median(peers)), limit},
-		{"  of it not counted: compiling the plan", fmt.Sprintf("%.1f ms, %d steps", float64(compiled.Microseconds())/1e3, len(plan.Mounts)), "", "", ""},
-	}, nil
+	f.Unit, f.Ours = "ms", median(ours)
+	f.Note = fmt.Sprintf("%d pairs; compiling the plan of %d steps takes %.1f ms besides", pairs, len(plan.Mounts), float64(compiled.Microseconds())/1e3)
+	f = f.Beside(figures.Peer{Name: "bwrap, same mounts", Value: median(peers)})
+	if extra > 0 {
+		return []figures.Figure{f}, nil
+	}
+	theirs, err := b.besidePeer(ctx, pairs, median(ours))
+	return []figures.Figure{f, theirs}, err
 }
 
 // rawArgs asks bubblewrap to make the plan's mounts itself.
@@ -210,7 +213,7 @@ func untilFirstByte(start func(*os.File) (func(), error)) (float64, error) {
 
 // execTrip measures `agentconnect agent exec ID -- true`, all of it, beside bubblewrap
 // alone running true.
-func execTrip(ctx context.Context, pairs int) ([]row, error) {
+func execTrip(ctx context.Context, pairs int) ([]figures.Figure, error) {
 	b, err := newBed()
 	if err != nil {
 		return nil, err
@@ -238,7 +241,8 @@ func execTrip(ctx context.Context, pairs int) ([]row, error) {
 		}
 		ours, peers = append(ours, o), append(peers, p)
 	}
-	return []row{{"agent exec ID -- true, whole", ms(ours), ms(peers) + " bwrap true, same mounts", ratio(median(ours) / median(peers)), ""}}, nil
+	f := figures.Figure{Key: "exec/true", What: "`agentconnect agent exec ID -- true`, whole", Unit: "ms", Ours: median(ours)}
+	return []figures.Figure{f.Beside(figures.Peer{Name: "bwrap true, same mounts", Value: median(peers)})}, nil
 }
 
 func took(cmd *exec.Cmd) (float64, error) {
@@ -329,7 +333,7 @@ func newRelay(ctx context.Context) (*relay, error) {
 	}}, nil
 }
 
-func relayLatency(ctx context.Context, _ int) ([]row, error) {
+func relayLatency(ctx context.Context, _ int) ([]figures.Figure, error) {
 	rel, err := newRelay(ctx)
 	if err != nil {
 		return nil, err
@@ -368,13 +372,14 @@ func relayLatency(ctx context.Context, _ int) ([]row, error) {
 		slices.Sort(v)
 		return v[int(float64(len(v)-1)*q)]
 	}
-	return []row{
-		{"ACP relay, 4 KB, added p50", fmt.Sprintf("%.0f µs", at(ours, .5)-at(peers, .5)), fmt.Sprintf("pipe %.0f µs", at(peers, .5)), "", "≤ 60 µs"},
-		{"ACP relay, 4 KB, added p99", fmt.Sprintf("%.0f µs", at(ours, .99)-at(peers, .99)), fmt.Sprintf("pipe %.0f µs", at(peers, .99)), "", ""},
-	}, nil
+	added := func(key string, q float64, wanted string) figures.Figure {
+		return figures.Figure{Key: "relay/latency/" + key, What: "ACP relay, 4 KB frame, added " + key, Unit: "µs", Ours: at(ours, q) - at(peers, q), Wanted: wanted,
+			Peers: []figures.Peer{{Name: "a pipe alone", Value: at(peers, q)}}}
+	}
+	return []figures.Figure{added("p50", .5, "≤ 60 µs"), added("p99", .99, "")}, nil
 }
 
-func relayThroughput(ctx context.Context, _ int) ([]row, error) {
+func relayThroughput(ctx context.Context, _ int) ([]figures.Figure, error) {
 	rel, err := newRelay(ctx)
 	if err != nil {
 		return nil, err
@@ -415,95 +420,8 @@ func relayThroughput(ctx context.Context, _ int) ([]row, error) {
 		}
 		ours, peers = append(ours, o), append(peers, p)
 	}
-	return []row{{"ACP relay, 4 KB frames", fmt.Sprintf("%.0f MB/s", median(ours)), fmt.Sprintf("%.0f MB/s plain pipe", median(peers)), ratio(median(ours) / median(peers)), "≥ 0.5"}}, nil
-}
-
-// memory measures a supervisor with its runtime and one attached client at rest.
-func memory(ctx context.Context, _ int) ([]row, error) {
-	b, err := newBed()
-	if err != nil {
-		return nil, err
-	}
-	defer b.close()
-	spec := wire.Spec{
-		Version: wire.Version, Agent: "a", Sandboxed: true, Policy: b.policy, Argv: []string{sandbox.GuestPath, "selftest"},
-		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + b.dir}, Dir: b.policy.Workspace, Socket: filepath.Join(b.dir, "a.sock"),
-		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, StopGrace: wire.Duration(time.Second), KillGrace: wire.Duration(time.Second),
-	}
-	sealed, err := launch.Sealed("spec", spec)
-	if err != nil {
-		return nil, err
-	}
-	defer sealed.Close()
-	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(b.dir, "n"), Net: "unixgram"})
-	if err != nil {
-		return nil, err
-	}
-	defer notify.Close()
-	cmd := exec.CommandContext(ctx, b.programs.Supervisor)
-	cmd.Env = []string{"NOTIFY_SOCKET=" + filepath.Join(b.dir, "n")}
-	cmd.ExtraFiles = []*os.File{sealed}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	defer func() {
-		cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
-	}()
-	buf := make([]byte, 4096)
-	if err := notify.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		return nil, err
-	}
-	for {
-		n, err := notify.Read(buf)
-		if err != nil {
-			return nil, fmt.Errorf("the supervisor did not become ready: %w", err)
-		}
-		if bytes.Contains(buf[:n], []byte("READY=1")) {
-			break
-		}
-	}
-	c, err := new(net.Dialer).DialContext(ctx, "unix", spec.Socket)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	hello, err := json.Marshal(wire.Request{Version: wire.Version, Op: wire.OpAttach, Client: "bench"})
-	if err != nil {
-		return nil, err
-	}
-	r := bufio.NewReader(c)
-	for _, line := range []string{
-		string(hello), `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}`,
-		`{"jsonrpc":"2.0","id":2,"method":"session/new","params":{"cwd":"` + spec.Dir + `","mcpServers":[]}}`,
-	} {
-		if _, err := io.WriteString(c, line+"\n"); err != nil {
-			return nil, err
-		}
-		if _, err := r.ReadString('\n'); err != nil {
-			return nil, err
-		}
-	}
-	pss, err := pssOf(cmd.Process.Pid)
-	if err != nil {
-		return nil, err
-	}
-	return []row{{"supervisor at rest, PSS", fmt.Sprintf("%.1f MB", pss), "", "", "≤ 12 MB"}}, nil
-}
-
-// pssOf reads a process's proportional set size, in MB (10^6 bytes).
-func pssOf(pid int) (float64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
-			kb, err := strconv.Atoi(f[1])
-			return float64(kb) * 1024 / 1e6, err
-		}
-	}
-	return 0, errors.New("no Pss in smaps_rollup")
+	f := figures.Figure{Key: "relay/throughput", What: "ACP relay, 4 KB frames", Unit: "MB/s", Ours: median(ours), Wanted: "≥ 0.5"}
+	return []figures.Figure{f.Beside(figures.Peer{Name: "a pipe", Value: median(peers)})}, nil
 }
 
 func median(v []float64) float64 {
@@ -511,48 +429,44 @@ func median(v []float64) float64 {
 	return s[len(s)/2]
 }
 
-func ms(v []float64) string { return fmt.Sprintf("%.1f ms", median(v)) }
-
-func ratio(r float64) string { return fmt.Sprintf("%.2f", r) }
-
 // gitLook measures what a start adds for its look through the workspace, beside ripgrep
 // listing the same tree.
-func gitLook(ctx context.Context, pairs int) ([]row, error) {
-	var rows []row
+func gitLook(ctx context.Context, pairs int) ([]figures.Figure, error) {
+	var all []figures.Figure
 	for _, size := range []struct{ repositories, files int }{{1, 10}, {50, 1_000}, {400, 1_000}, {1, 100_000}} {
 		b, err := newBed()
 		if err != nil {
 			return nil, err
 		}
-		r, err := gitLookIn(ctx, b, size.repositories, size.files, max(pairs/10, 3))
+		f, err := gitLookIn(ctx, b, size.repositories, size.files, max(pairs/10, 3))
 		b.close()
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, r)
+		all = append(all, f)
 	}
-	return rows, nil
+	return all, nil
 }
 
-func gitLookIn(ctx context.Context, b *bed, repositories, files, pairs int) (row, error) {
+func gitLookIn(ctx context.Context, b *bed, repositories, files, pairs int) (f figures.Figure, err error) {
 	for i := range repositories {
 		dir := filepath.Join(b.policy.Workspace, fmt.Sprint("g", i%20), fmt.Sprint("r", i))
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return row{}, err
+			return f, err
 		}
 		if out, err := exec.CommandContext(ctx, "git", "init", "-q", dir).CombinedOutput(); err != nil {
-			return row{}, fmt.Errorf("git init: %w: %s", err, out)
+			return f, fmt.Errorf("git init: %w: %s", err, out)
 		}
 	}
 	for i := range files {
 		dir := filepath.Join(b.policy.Workspace, "src", strconv.Itoa(i/1000), strconv.Itoa(i/50))
 		if i%50 == 0 {
 			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return row{}, err
+				return f, err
 			}
 		}
 		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
-			return row{}, err
+			return f, err
 		}
 	}
 	var ours, peers []float64
@@ -561,16 +475,15 @@ func gitLookIn(ctx context.Context, b *bed, repositories, files, pairs int) (row
 		found := gitseal.Find(gitseal.Options{Roots: []string{b.policy.Workspace}, Home: b.policy.Home})
 		ours = append(ours, float64(time.Since(began).Microseconds())/1000)
 		if len(found.Repositories) != repositories {
-			return row{}, fmt.Errorf("%d repositories of %d were found", len(found.Repositories), repositories)
+			return f, fmt.Errorf("%d repositories of %d were found", len(found.Repositories), repositories)
 		}
 		began = time.Now()
 		if err := exec.CommandContext(ctx, "rg", "--files", "--hidden", "--no-ignore", b.policy.Workspace).Run(); err != nil {
-			return row{}, fmt.Errorf("rg: %w", err)
+			return f, fmt.Errorf("rg: %w", err)
 		}
 		peers = append(peers, float64(time.Since(began).Microseconds())/1000)
 	}
-	slices.Sort(ours)
-	slices.Sort(peers)
-	o, p := ours[len(ours)/2], peers[len(peers)/2]
-	return row{fmt.Sprintf("look for git, %d repositories, %d files", repositories, files), fmt.Sprintf("%.1f ms", o), fmt.Sprintf("%.1f ms rg --files", p), fmt.Sprintf("%.2f", o/p), "≤ 1.5"}, nil
+	f = figures.Figure{Key: fmt.Sprintf("look/%d-repositories/%d-files", repositories, files), What: fmt.Sprintf("look for git, %d repositories, %d files", repositories, files),
+		Unit: "ms", Ours: median(ours), Wanted: "≤ 1.5"}
+	return f.Beside(figures.Peer{Name: "rg --files", Value: median(peers)}), nil
 }

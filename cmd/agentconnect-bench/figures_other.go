@@ -2,4 +2,4 @@
 
 package main
 
-func figures(int) []figure { return nil }
+func measurements(int) []measurement { return nil }

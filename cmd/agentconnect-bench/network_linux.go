@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/figures"
 )
 
 // end is a process of this program that is told what to do.
@@ -123,16 +124,15 @@ func newContest(ctx context.Context) (c *contest, err error) {
 	if c.inside, err = begin(c.live.command("agent", "exec", "a", "--", self, peerArg, "client", at("host"))); err != nil {
 		return nil, err
 	}
-	srt := os.Getenv("AGENTCONNECT_BENCH_SRT")
-	if srt == "" {
-		c.without = "srt is not installed: packaging/dev/npm-peer.sh"
+	cmd, err := b.srt(ctx, self, peerArg, "client", at("127.0.0.1"))
+	if errors.Is(err, errNoPeer) {
+		c.without = err.Error()
 		return c, nil
 	}
-	settings := filepath.Join(b.dir, "srt.json")
-	if err := os.WriteFile(settings, []byte(`{"network":{"allowedDomains":["localhost","127.0.0.1"],"deniedDomains":[]},"filesystem":{"denyRead":[],"allowWrite":[],"denyWrite":[]}}`), 0o600); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	if c.srt, err = begin(exec.CommandContext(ctx, srt, "--settings", settings, self, peerArg, "client", at("127.0.0.1"))); err != nil {
+	if c.srt, err = begin(cmd); err != nil {
 		return nil, err
 	}
 	if _, err := c.srt.say("connect 1"); err != nil {
@@ -176,62 +176,71 @@ func (c *contest) compare(n int, format string, args ...any) (ours, direct, thei
 	return median(said[c.inside]), median(said[c.direct]), theirs, nil
 }
 
-// beside says what the others reached.
-func (c *contest) beside(direct, theirs string) string {
-	if c.srt == nil {
-		return direct + " direct"
+// peers are what the others reached. Where one is missing the note says why.
+func (c *contest) peers(f figures.Figure, direct, theirs float64) figures.Figure {
+	peers := []figures.Peer{{Name: "direct", Value: direct}}
+	if c.srt != nil {
+		peers = append(peers, figures.Peer{Name: "sandbox-runtime", Value: theirs})
+	} else {
+		f.Note = c.without
 	}
-	return direct + " direct, " + theirs + " srt"
+	return f.Beside(peers...)
 }
 
-func (c *contest) skipped(rows []row) []row {
-	if c.srt == nil {
-		rows = append(rows, row{"  left out", c.without, "", "", ""})
-	}
-	return rows
-}
-
-func networkStreams(ctx context.Context, pairs int) ([]row, error) {
+func networkStreams(ctx context.Context, pairs int) ([]figures.Figure, error) {
 	c, err := newContest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer c.close()
 	const size = 256 << 20
-	speed := func(ns float64) string { return fmt.Sprintf("%.0f MB/s", size/1e6/(ns/1e9)) }
-	var rows []row
-	for streams, limit := range map[int]string{1: "≥ 0.8", 64: ""} {
-		ours, direct, theirs, err := c.compare(max(pairs/5, 3), "stream %d %d", streams, size)
+	speed := func(ns float64) float64 { return size / 1e6 / (ns / 1e9) }
+	var all []figures.Figure
+	for _, n := range []struct {
+		streams int
+		wanted  string
+	}{{1, "≥ 0.8"}, {64, ""}} {
+		ours, direct, theirs, err := c.compare(max(pairs/5, 3), "stream %d %d", n.streams, size)
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row{fmt.Sprintf("download, streams: %2d", streams), speed(ours), c.beside(speed(direct), speed(theirs)), ratio(direct / ours), limit})
+		f := figures.Figure{Key: fmt.Sprintf("network/streams/%d", n.streams), What: fmt.Sprintf("download, streams: %d", n.streams), Unit: "MB/s", Ours: speed(ours), Wanted: n.wanted}
+		if theirs != 0 {
+			theirs = speed(theirs)
+		}
+		all = append(all, c.peers(f, speed(direct), theirs))
 	}
-	slices.SortFunc(rows, func(a, b row) int { return strings.Compare(a.what, b.what) })
-	return c.skipped(rows), nil
+	return all, nil
 }
 
-func networkConnections(ctx context.Context, pairs int) ([]row, error) {
+func networkConnections(ctx context.Context, pairs int) ([]figures.Figure, error) {
 	c, err := newContest(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer c.close()
-	time := func(ns float64) string { return fmt.Sprintf("%.2f ms", ns/1e6) }
 	ours, direct, theirs, err := c.compare(max(pairs/5, 3), "connect 100")
 	if err != nil {
 		return nil, err
 	}
-	rows := []row{{"connection to its first answer, added p50", time(ours - direct), c.beside(time(direct), time(theirs-direct)+" added by"), "", "≤ 0.3 ms"}}
+	set := figures.Figure{Key: "network/connections/added", What: "connection to its first answer, added p50", Unit: "ms", Ours: (ours - direct) / 1e6, Wanted: "≤ 0.3 ms",
+		Peers: []figures.Peer{{Name: "direct, whole", Value: direct / 1e6}}}
+	if c.srt != nil {
+		set.Peers = append(set.Peers, figures.Peer{Name: "sandbox-runtime, added", Value: (theirs - direct) / 1e6})
+	}
 	const short = 10_000
-	rate := func(ns float64) string { return fmt.Sprintf("%.0f/s", short/(ns/1e9)) }
+	rate := func(ns float64) float64 { return short / (ns / 1e9) }
 	if ours, direct, theirs, err = c.compare(1, "short %d 16", short); err != nil {
 		return nil, err
 	}
-	return c.skipped(append(rows, row{"10,000 short connections, 16 at once", rate(ours), c.beside(rate(direct), rate(theirs)), ratio(direct / ours), ""})), nil
+	if theirs != 0 {
+		theirs = rate(theirs)
+	}
+	many := figures.Figure{Key: "network/connections/short", What: "10,000 short connections, 16 at once", Unit: "/s", Ours: rate(ours)}
+	return []figures.Figure{set, c.peers(many, rate(direct), theirs)}, nil
 }
 
-func networkMemory(ctx context.Context, _ int) ([]row, error) {
+func networkMemory(ctx context.Context, _ int) ([]figures.Figure, error) {
 	c, err := newContest(ctx)
 	if err != nil {
 		return nil, err
@@ -252,12 +261,12 @@ func networkMemory(ctx context.Context, _ int) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []row{{"supervisor under 1,000 connections, PSS", fmt.Sprintf("%.1f MB", after), fmt.Sprintf("%.1f MB before", before), "", ""}}, nil
+	return []figures.Figure{{Key: "network/memory/1000", What: "supervisor under 1,000 connections, PSS", Unit: "MB", Ours: after, Peers: []figures.Peer{{Name: "itself before", Value: before}}}}, nil
 }
 
 // networkLarge is one download of many GB, and what the supervisor has at its end.
-func networkLarge(gigabytes int) func(context.Context, int) ([]row, error) {
-	return func(ctx context.Context, _ int) ([]row, error) {
+func networkLarge(gigabytes int) func(context.Context, int) ([]figures.Figure, error) {
+	return func(ctx context.Context, _ int) ([]figures.Figure, error) {
 		c, err := newContest(ctx)
 		if err != nil {
 			return nil, err
@@ -276,7 +285,8 @@ func networkLarge(gigabytes int) func(context.Context, int) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		return []row{{fmt.Sprintf("download of %d GB, nothing missing", gigabytes), fmt.Sprintf("%.0f MB/s", float64(size)/1e6/(ns/1e9)), fmt.Sprintf("supervisor's PSS after it %.1f MB", pss), "", ""}}, nil
+		return []figures.Figure{{Key: "network/large", What: fmt.Sprintf("download of %d GB, nothing missing", gigabytes), Unit: "MB/s", Ours: float64(size) / 1e6 / (ns / 1e9),
+			Note: fmt.Sprintf("the supervisor's PSS after it: %.1f MB", pss)}}, nil
 	}
 }
 

@@ -129,6 +129,8 @@ func peerClient(addr string) error {
 				held = append(held, c)
 			}
 			fmt.Fprintln(os.Stdout, time.Since(began).Nanoseconds())
+		} else if in.Text() == "rest" {
+			fmt.Fprintln(os.Stdout, 0)
 		} else {
 			return fmt.Errorf("%q", in.Text())
 		}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command of the build as an ordinary user, with what it needs installed:
 #
-#	enter.sh run|test|lint COMMAND [ARG]…
+#	enter.sh run|test|lint|bench COMMAND [ARG]…
 #
 # The product refuses to run agents as root, so the tests cannot be root's either. Started by an
 # ordinary user, the command runs right here. Started by root, it runs as the user
@@ -18,7 +18,7 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 
 say() { printf '%s\n' "enter: $*" >&2; }
 
-[ $# -ge 2 ] || { say "usage: enter.sh run|test|lint COMMAND [ARG]…" && exit 2; }
+[ $# -ge 2 ] || { say "usage: enter.sh run|test|lint|bench COMMAND [ARG]…" && exit 2; }
 
 uid=$(id -u)
 if [ -z "${AC_DEV_LOCKED:-}" ]; then

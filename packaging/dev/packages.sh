@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the system packages that a target needs: packages.sh run|test|lint.
+# Installs the system packages that a target needs: packages.sh run|test|lint|bench.
 #
 # Prints nothing when all is there. Only programs that an ordinary user can reach count:
 # a python3 below /root is no use to the tests. Never touches a package that is installed.
@@ -11,8 +11,9 @@ say() { printf '%s\n' "packages: $*" >&2; }
 need=(bwrap:bubblewrap rg:ripgrep socat:socat git:git make:make)
 case "${1:-}" in
 run | lint) ;;
+bench) need+=(node:nodejs npm:npm gnuplot:gnuplot-nox) ;;
 test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc musl-gcc:musl-tools) ;;
-*) say "usage: packages.sh run|test|lint" && exit 2 ;;
+*) say "usage: packages.sh run|test|lint|bench" && exit 2 ;;
 esac
 
 lookup=$PATH

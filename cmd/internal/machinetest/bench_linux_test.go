@@ -6,7 +6,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/figures"
 	"agentconnect.md/sandbox/dbusctl"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/units"
@@ -75,17 +79,12 @@ func benchmarkStart(b *testing.B, network string) {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	var explained struct {
-		Plan *sandbox.Plan `json:"plan"`
-	}
-	if err := json.Unmarshal([]byte(m.mustAC("explain", "alice", "--json")), &explained); err != nil || explained.Plan == nil {
-		b.Fatalf("explain: %v", err)
-	}
+	plan := m.plan("alice")
 	agent := units.Agent{ID: "alice", Sandboxed: true, Supervisor: units.Command{
 		Path: "/usr/libexec/agentconnect-sandbox/agentconnect-supervisor", Args: []string{"agentconnect-supervisor", "alice", "/run/user/1000/agentconnect/spec.sock"},
 	}}
-	args := slices.Concat([]string{"systemd-run", "--user", "--scope", "--quiet", "--collect", "bwrap"}, bwrapArgs(explained.Plan), []string{"--", program})
-	var ours, peers []time.Duration
+	args, crun := systemdRun(plan, program), m.crun(plan, program)
+	var ours, peers, cruns []time.Duration
 	said := 1
 	for range 50 {
 		m.mustCTL("stop", "agentconnect-alice.slice")
@@ -97,24 +96,113 @@ func benchmarkStart(b *testing.B, network string) {
 		said++
 		ours = append(ours, m.said(log, said).Sub(began))
 
-		cmd := m.command(ctx, args...)
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			b.Fatal(err)
+		beside := func(args []string) time.Duration {
+			cmd := m.command(ctx, args...)
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			cmd.Stderr = os.Stderr
+			began := time.Now()
+			if err := cmd.Start(); err != nil {
+				b.Fatal(err)
+			}
+			said++
+			took := m.said(log, said).Sub(began)
+			in.Close()
+			_ = cmd.Wait() // its end is its input's
+			return took
 		}
-		cmd.Stderr = os.Stderr
-		began = time.Now()
-		if err := cmd.Start(); err != nil {
-			b.Fatal(err)
+		peers = append(peers, beside(args))
+		if crun != nil {
+			cruns = append(cruns, beside(crun))
 		}
-		said++
-		peers = append(peers, m.said(log, said).Sub(began))
-		in.Close()
-		_ = cmd.Wait() // its end is its input's
 	}
-	b.ReportMetric(float64(median(ours).Microseconds())/1e3, "ms/agent")
-	b.ReportMetric(float64(median(peers).Microseconds())/1e3, "ms/systemd-run")
-	b.ReportMetric(float64(median(ours))/float64(median(peers)), "ratio")
+	f := figures.Figure{Key: "systemd/start/" + network, What: "agent start under systemd, network " + network, Unit: "ms", Ours: float64(median(ours).Microseconds()) / 1e3, Wanted: "≤ 1.3", Note: "50 pairs, systemd " + m.systemd()}
+	others := []figures.Peer{{Name: "systemd-run --scope bwrap", Value: float64(median(peers).Microseconds()) / 1e3}}
+	if crun != nil {
+		others = append(others, figures.Peer{Name: "crun", Value: float64(median(cruns).Microseconds()) / 1e3})
+	}
+	f = f.Beside(others...)
+	b.ReportMetric(f.Ours, "ms/agent")
+	b.ReportMetric(f.Peers[0].Value, "ms/systemd-run")
+	b.ReportMetric(f.Ratio, "ratio")
+	figure(b, f)
+}
+
+// systemd is the machine's version of it.
+func (m *machine) systemd() string {
+	m.t.Helper()
+	version := strings.Fields(m.mustCTL("--version"))
+	return version[1]
+}
+
+// plan is the plan of an agent, as explain tells it.
+func (m *machine) plan(id string) *sandbox.Plan {
+	m.t.Helper()
+	var explained struct {
+		Plan *sandbox.Plan `json:"plan"`
+	}
+	if err := json.Unmarshal([]byte(m.mustAC("explain", id, "--json")), &explained); err != nil || explained.Plan == nil {
+		m.t.Fatalf("explain: %v", err)
+	}
+	return explained.Plan
+}
+
+// systemdRun is the peer: a scope, and bubblewrap in it with the plan's mounts.
+func systemdRun(plan *sandbox.Plan, program string) []string {
+	return slices.Concat([]string{"systemd-run", "--user", "--scope", "--quiet", "--collect", "bwrap"}, bwrapArgs(plan), []string{"--", program})
+}
+
+// crun is another: an OCI runtime that makes a scope and the plan's mounts. nil where it is not
+// installed.
+func (m *machine) crun(plan *sandbox.Plan, program string) []string {
+	m.t.Helper()
+	if _, err := exec.LookPath("crun"); err != nil {
+		return nil
+	}
+	bundle := m.t.TempDir()
+	type object = map[string]any
+	mounts := []object{{"destination": "/proc", "type": "proc", "source": "proc"}}
+	dir := func(path string) {
+		if err := os.MkdirAll(bundle+"/rootfs"+path, 0o755); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	dir("/")
+	for _, mount := range plan.Mounts {
+		switch mount.Op {
+		case sandbox.OpBind:
+			access := "ro"
+			if mount.Access == sandbox.ReadWrite {
+				access = "rw"
+			}
+			mounts = append(mounts, object{"destination": mount.Target, "type": "bind", "source": mount.Source, "options": []string{"rbind", access}})
+		case sandbox.OpTmpfs, sandbox.OpCover:
+			mounts = append(mounts, object{"destination": mount.Target, "type": "tmpfs", "source": "tmpfs"})
+		case sandbox.OpLink:
+			dir(filepath.Dir(mount.Target))
+			if err := os.Symlink(mount.Source, bundle+"/rootfs"+mount.Target); err != nil {
+				m.t.Fatal(err)
+			}
+		case sandbox.OpDir:
+			dir(mount.Target)
+		}
+	}
+	mounts = append(mounts, object{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}})
+	one := []object{{"containerID": uid, "hostID": uid, "size": 1}}
+	config, err := json.Marshal(object{
+		"ociVersion": "1.0.2", "root": object{"path": "rootfs"}, "mounts": mounts,
+		"process": object{"user": object{"uid": uid, "gid": uid}, "args": []string{program}, "env": []string{"PATH=/usr/bin:/bin"}, "cwd": "/", "noNewPrivileges": true},
+		"linux":   object{"uidMappings": one, "gidMappings": one, "namespaces": []object{{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "user"}, {"type": "network"}, {"type": "cgroup"}}},
+	})
+	if err == nil {
+		err = os.WriteFile(bundle+"/config.json", config, 0o600)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return []string{"crun", "--systemd-cgroup", "run", "--bundle", bundle, "peer"}
 }
 
 // bwrapArgs asks bubblewrap to make the plan's mounts itself.
@@ -141,62 +229,177 @@ func bwrapArgs(plan *sandbox.Plan) []string {
 	return append(args, "--proc", "/proc", "--dev", "/dev", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL")
 }
 
-// BenchmarkHundred starts 100 agents together, as a login does, and looks at what the
-// daemon and the supervisors do while nobody wants anything.
-func BenchmarkHundred(b *testing.B) {
+// BenchmarkScale has many agents come up with the daemon, as they do at a login, beside as many
+// systemd-run with the same mounts at once; then it looks at what they cost while nobody
+// wants anything, and has the daemon started anew beside them.
+func BenchmarkScale(b *testing.B) {
+	var sizes []float64
+	grown := map[string][]float64{}
+	for _, n := range []int{10, 100, 500} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			sizes = append(sizes, float64(n))
+			for key, value := range benchmarkScale(b, n) {
+				grown[key] = append(grown[key], value)
+			}
+		})
+	}
+	for key, values := range grown {
+		if len(values) == len(sizes) && len(sizes) > 1 {
+			figure(b, figures.Figure{Key: "systemd/scale/growth/" + key, What: "growth exponent of " + key + ", " + strconv.Itoa(int(sizes[0])) + " to " + strconv.Itoa(int(sizes[len(sizes)-1])) + " agents",
+				Ours: figures.Growth(sizes, values), Wanted: "≤ 1.05"})
+		}
+	}
+}
+
+func benchmarkScale(b *testing.B, n int) map[string]float64 {
 	m := newMachine(b)
-	m.file(root+"/config.json", `{"limits":{"maxAgents":200}}`, 0o600)
+	m.slow = true
+	m.file(root+"/config.json", `{"limits":{"maxAgents":1000}}`, 0o600)
 	if err := os.Chmod(root, 0o700); err != nil {
 		b.Fatal(err)
 	}
 	m.up()
-	const many, rest = 100, 60 * time.Second
-	logs := make([]string, many)
-	for i := range many {
-		logs[i], _ = m.clocked(fmt.Sprintf("a%d", i))
+	logs, programs := make([]string, n), make([]string, n)
+	for i := range n {
+		logs[i], programs[i] = m.clocked(fmt.Sprintf("a%d", i))
 		m.start(fmt.Sprintf("a%d", i))
 	}
+	var peersRun [][]string
+	for i, program := range programs {
+		peersRun = append(peersRun, systemdRun(m.plan(fmt.Sprintf("a%d", i)), program))
+	}
 	m.mustAC("down")
+	said := func(nth int, began time.Time) time.Duration {
+		var last time.Time
+		for _, log := range logs {
+			if at := m.said(log, nth); at.After(last) {
+				last = at
+			}
+		}
+		return last.Sub(began)
+	}
 	began := time.Now()
 	m.up()
-	up := time.Since(began)
-	var last time.Time
-	for _, log := range logs {
-		if at := m.said(log, 2); at.After(last) {
-			last = at
-		}
+	up := said(2, began)
+	at := func(key, what, unit string, value float64) figures.Figure {
+		return figures.Figure{Key: fmt.Sprintf("systemd/scale/%s/%d", key, n), What: fmt.Sprintf("%d %s", n, what), Unit: unit, Ours: value}
 	}
-	b.ReportMetric(last.Sub(began).Seconds(), "s/100-up")
-	b.ReportMetric(up.Seconds(), "s/daemon-up")
-	for i := range many {
-		m.until("all are up", func() bool { return m.show(service(fmt.Sprintf("a%d", i)), "ActiveState") == "active" })
-	}
+	m.until("all are up", func() bool { return m.running() == n })
 	time.Sleep(2 * time.Second) //nolint:forbidigo // what the start stirred up has settled
+
 	daemon := m.mainPID("agentconnect.service")
+	starting, _ := work(daemon)
 	var supervisors []int
+	var memory, daemonMemory float64
 	for _, p := range processes() {
-		if p.comm == commSupervisor {
+		switch {
+		case p.pid == daemon:
+			daemonMemory = m.pss(p.pid)
+		case p.comm == commSupervisor:
 			supervisors = append(supervisors, p.pid)
+			memory += m.pss(p.pid)
+		case p.comm == "bwrap":
+			memory += m.pss(p.pid)
 		}
 	}
-	cpu, switches := work(daemon)
-	var scpu time.Duration
-	var sswitches int
-	for _, pid := range supervisors {
-		c, s := work(pid)
-		scpu, sswitches = scpu-c, sswitches-s
+	if len(supervisors) != n {
+		b.Fatalf("%d supervisors of %d", len(supervisors), n)
 	}
+	const rest = 60 * time.Second
+	cpu, switches := work(daemon)
+	scpu, sswitches := work(supervisors...)
 	time.Sleep(rest) //nolint:forbidigo // this is what is measured
 	cpu2, switches2 := work(daemon)
-	for _, pid := range supervisors {
-		c, s := work(pid)
-		scpu, sswitches = scpu+c, sswitches+s
+	scpu2, sswitches2 := work(supervisors...)
+
+	var status []time.Duration
+	for range 5 {
+		began := time.Now()
+		m.mustAC("status")
+		status = append(status, time.Since(began))
 	}
-	b.ReportMetric(float64((cpu2 - cpu).Milliseconds()), "ms-daemon-cpu/60s")
-	b.ReportMetric(float64(switches2-switches), "daemon-switches/60s")
-	b.ReportMetric(float64(scpu.Milliseconds()), "ms-supervisors-cpu/60s")
-	b.ReportMetric(float64(sswitches), "supervisors-switches/60s")
-	b.Logf("%d supervisors", len(supervisors))
+	began = time.Now()
+	m.mustAC("restart")
+	m.until("all are adopted", func() bool { return m.running() == n })
+	adopted := time.Since(began)
+	for _, pid := range supervisors {
+		if p, ok := look(pid); !ok || p.comm != commSupervisor {
+			b.Fatalf("supervisor %d did not live through the daemon's restart", pid)
+		}
+	}
+	m.mustAC("down")
+
+	peers := make([]*exec.Cmd, n)
+	inputs := make([]io.Closer, n)
+	began = time.Now()
+	for i := range peers {
+		cmd := m.command(context.Background(), peersRun[i]...)
+		in, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		peers[i], inputs[i] = cmd, in
+	}
+	peersUp := said(3, began)
+	for i, cmd := range peers {
+		inputs[i].Close()
+		_ = cmd.Wait() // its end is its input's
+	}
+
+	for _, f := range []figures.Figure{
+		at("up", "agents, from `agentconnect up` to the last one's first instruction", "s", up.Seconds()).Beside(figures.Peer{Name: "as many `systemd-run --scope bwrap` at once", Value: peersUp.Seconds()}),
+		at("daemon-cpu", "agents, processor time of the daemon for that", "ms", float64(starting.Microseconds())/1e3),
+		at("memory", "agents, memory of each without its runtime, PSS", "MB", memory/float64(n)),
+		at("daemon-memory", "agents, the daemon's memory, PSS", "MB", daemonMemory),
+		at("status", "agents, `agentconnect status`", "ms", float64(median(status).Microseconds())/1e3),
+		at("adopted", "agents, from `agentconnect restart` until all are known again", "s", adopted.Seconds()),
+		at("idle", "agents, the daemon's context switches in an idle minute", "", float64(switches2-switches)),
+		at("idle-cpu", "agents, the daemon's processor time in it", "ms", float64((cpu2-cpu).Microseconds())/1e3),
+		at("idle-each", "agents, context switches of each supervisor in it", "", float64(sswitches2-sswitches)/float64(n)),
+		at("idle-each-cpu", "agents, processor time of each supervisor in it", "ms", float64((scpu2-scpu).Microseconds())/1e3/float64(n)),
+	} {
+		figure(b, f)
+	}
+	return map[string]float64{"start time": up.Seconds(), "memory": memory, "adoption time": adopted.Seconds()}
+}
+
+// running is how many agents the daemon says run.
+func (m *machine) running() (n int) {
+	m.t.Helper()
+	for _, a := range m.status().Agents {
+		if a.State == control.StateRunning {
+			n++
+		}
+	}
+	return n
+}
+
+// pss is a process's proportional set size, in MB (10^6 bytes).
+func (m *machine) pss(pid int) float64 {
+	m.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		var kb float64
+		if n, _ := fmt.Sscanf(line, "Pss: %f kB", &kb); n == 1 {
+			return kb * 1024 / 1e6
+		}
+	}
+	m.t.Fatalf("no Pss of process %d", pid)
+	return 0
+}
+
+// figure prints a figure for the report, on a line of its own.
+func figure(b *testing.B, f figures.Figure) {
+	fmt.Println()
+	if err := figures.Print(os.Stdout, f); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func (m *machine) mainPID(unit string) int {
@@ -208,21 +411,23 @@ func (m *machine) mainPID(unit string) int {
 	return pid
 }
 
-// work is what a process has done so far: processor time and context switches, of all
-// its threads.
-func work(pid int) (cpu time.Duration, switches int) {
-	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	for _, task := range tasks {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/schedstat", pid, task.Name()))
-		if f := strings.Fields(string(b)); len(f) > 0 {
-			ns, _ := strconv.ParseInt(f[0], 10, 64)
-			cpu += time.Duration(ns)
-		}
-		b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
-		for line := range strings.Lines(string(b)) {
-			if name, value, ok := strings.Cut(line, ":"); ok && strings.HasSuffix(name, "ctxt_switches") {
-				n, _ := strconv.Atoi(strings.TrimSpace(value))
-				switches += n
+// work is what processes have done so far: processor time and context switches, of all
+// their threads.
+func work(pids ...int) (cpu time.Duration, switches int) {
+	for _, pid := range pids {
+		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		for _, task := range tasks {
+			b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/schedstat", pid, task.Name()))
+			if f := strings.Fields(string(b)); len(f) > 0 {
+				ns, _ := strconv.ParseInt(f[0], 10, 64)
+				cpu += time.Duration(ns)
+			}
+			b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
+			for line := range strings.Lines(string(b)) {
+				if name, value, ok := strings.Cut(line, ":"); ok && strings.HasSuffix(name, "ctxt_switches") {
+					n, _ := strconv.Atoi(strings.TrimSpace(value))
+					switches += n
+				}
 			}
 		}
 	}

@@ -43,7 +43,7 @@ fi
 
 packages=(
 	systemd systemd-sysv libpam-systemd dbus dbus-user-session
-	bubblewrap ripgrep socat git procps iproute2 ca-certificates
+	bubblewrap ripgrep socat git procps iproute2 ca-certificates crun
 )
 part=$root.part
 rm -rf --one-file-system "$part"

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Measures everything and writes docs/bench.md with its plots:
+#
+#	bench.sh [-s bookworm|trixie] [OPTION OF agentconnect-bench]…
+#
+# First directly, as an ordinary user (enter.sh), then under systemd in the test machine, as
+# root or with sudo. With an option for agentconnect-bench (-only start) that is measured alone,
+# the table printed, and nothing written. About a quarter of an hour on a machine that does nothing else.
+set -euo pipefail
+umask 022
+here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
+cd "$here/../.."
+
+suite=bookworm
+if [ "${1:-}" = -s ]; then
+	suite=$2
+	shift 2
+fi
+if [ $# -gt 0 ]; then
+	BENCH="$*" exec "$here/enter.sh" bench make --no-print-directory here-bench
+fi
+
+out=$(mktemp -d /tmp/agentconnect-bench.XXXXXX)
+trap 'rm -rf "$out"' EXIT
+"$here/packages.sh" bench
+BENCH=-lines "$here/enter.sh" bench make --no-print-directory here-bench >"$out/direct"
+"$here/systemd/product.sh" -s "$suite" -p user -b . >"$out/systemd"
+go run ./cmd/agentconnect-bench -report docs "$out/direct" "$out/systemd"
+printf 'written: docs/bench.md\n'
