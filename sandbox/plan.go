@@ -77,7 +77,8 @@ type Plan struct {
 	Network       NetworkMode `json:"network"`
 	Nesting       bool        `json:"nesting"`
 	DieWithParent bool        `json:"dieWithParent"`
-	// OwnCgroup: once it is in its control group, the launcher shows that at CgroupPath.
+	// OwnCgroup: once it is in its control group, the launcher shows that at CgroupPath and,
+	// with Nesting, goes into one below.
 	OwnCgroup bool `json:"ownCgroup,omitempty"`
 	// OldBwrap: the bubblewrap that is to carry it out cannot disable user namespaces; whoever
 	// starts it says so.

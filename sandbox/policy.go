@@ -149,6 +149,8 @@ const (
 	SecretsPath = "/run/agentconnect/secrets"
 	// CgroupPath is the agent's own control group, of version 2.
 	CgroupPath = "/sys/fs/cgroup"
+	// CgroupBelow is the group below its unit's that an agent is in which may make namespaces.
+	CgroupBelow = "inside"
 	// RepositoryPath is the repository that an agent's own clone came from and pushes to.
 	RepositoryPath = "/run/agentconnect/repository.git"
 )

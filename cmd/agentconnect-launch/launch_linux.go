@@ -69,8 +69,9 @@ func launch() *wire.LaunchError {
 		return lerr
 	}
 	if spec.Plan != nil && spec.Plan.OwnCgroup {
-		// Only now: while the view was built we were being put there.
-		if err := mounttree.OwnCgroup(treeAt); err != nil {
+		// Only now: while the view was built we were being put there. bubblewrap's own namespace of
+		// control groups begins where we are then.
+		if err := mounttree.OwnCgroup(treeAt, spec.Plan.Nesting); err != nil {
 			return &wire.LaunchError{Step: "show the control group", Path: sandbox.CgroupPath, Err: err.Error()}
 		}
 	}

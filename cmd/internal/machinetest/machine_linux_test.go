@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/sandbox"
 )
 
 const (
@@ -439,7 +440,7 @@ func look(pid int) (process, bool) {
 	}
 	for line := range strings.Lines(string(group)) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			p.group = strings.TrimSuffix(name, " (deleted)")
+			p.group = strings.TrimSuffix(strings.TrimSuffix(name, " (deleted)"), "/"+sandbox.CgroupBelow)
 		}
 	}
 	// A last look: what has ended meanwhile may have shown a part of itself.

@@ -110,7 +110,7 @@ func TestOwnControlGroupIsShownReadOnly(t *testing.T) {
 	// A command has a scope, and so a group, of its own.
 	said := m.mustAC("agent", "exec", "alice", "--", "sh", "-c", `
 grep ^0:: /proc/self/cgroup
-grep -c . /sys/fs/cgroup/cgroup.procs
+grep -c . /sys/fs/cgroup/inside/cgroup.procs
 ls /sys/fs
 cd /sys/fs/cgroup
 for try in 'echo 1 >cgroup.freeze' 'echo 1 >cgroup.kill' 'echo $$ >cgroup.procs' 'mkdir below' \
