@@ -86,7 +86,7 @@ func (c *child) run(ctx context.Context, s childStart) ending {
 	if err := waitListenerGone(ctx, s.Spec.Socket, patience(s.Spec)); err != nil {
 		return failed(err)
 	}
-	defer clearInside(s.Spec)
+	defer ClearInside(s.Spec.Socket)
 	spec, err := json.Marshal(s.Spec)
 	if err != nil {
 		return failed(err)

@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -214,21 +213,19 @@ func memoryNotes(a *agent.Agent, s start) []string {
 	return []string{"memory none: no switch is known by which this runtime keeps no memory of its own in its private home"}
 }
 
-// clearInside takes away what a supervisor that was killed showed inside: it holds secrets.
+// ClearInside takes away what a supervisor that was killed showed inside: it holds secrets.
 // One that still runs holds the lock of its socket.
-func clearInside(spec *wire.Spec) {
-	if spec.Inside == "" {
-		return
-	}
-	lock, err := os.OpenFile(spec.Socket+".lock", os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+func ClearInside(socket string) {
+	lock, err := os.OpenFile(socket+".lock", os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0)
+	if err != nil {
 		return // it ended in order and took everything along
 	}
-	if err != nil {
+	defer lock.Close()
+	if flock(lock) != nil {
 		return
 	}
-	defer lock.Close()
-	if flock(lock) == nil {
-		_ = os.RemoveAll(spec.Inside) // the next start makes it anew in any case
+	ours, err := lock.Stat()
+	if there, serr := os.Lstat(socket + ".lock"); err == nil && serr == nil && os.SameFile(ours, there) { // and none that the next one made
+		_ = os.RemoveAll(insideDir(socket)) // the next start makes it anew in any case
 	}
 }

@@ -42,7 +42,7 @@ func (s *Supervisor) listen() (*server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent socket: %w", err)
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := takeLock(lock); err != nil {
 		lock.Close()
 		return nil, fmt.Errorf("agent %s is running already: another supervisor holds %s; stop it with `agentconnect agent stop %s`", s.spec.Agent, path, s.spec.Agent)
 	}
@@ -62,6 +62,18 @@ func (s *Supervisor) listen() (*server, error) {
 		return nil, fmt.Errorf("agent socket: %w", err)
 	}
 	return &server{l: l, path: path, lock: lock}, nil
+}
+
+// lockWait is how long whoever clears up after a killed supervisor may hold its lock.
+const lockWait = time.Second
+
+func takeLock(f *os.File) error {
+	for end := time.Now().Add(lockWait); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // a lock cannot be waited for with a bound
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil || !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // refuse removes the socket, so that nobody new comes; connections live on.

@@ -405,6 +405,9 @@ func (s *Supervision) Adopt(ctx context.Context) (running, stopped []string, err
 			continue
 		}
 		stopped = append(stopped, n.ID)
+		if socket, err := s.o.Socket(n.ID); err == nil {
+			daemon.ClearInside(socket) // killed while no daemon looked
+		}
 		if s.o.Stopped != nil && s.leftStopped(ctx, n.ID) {
 			s.o.Stopped(n.ID)
 		}
@@ -454,6 +457,7 @@ func (s *Supervision) watch(id string) {
 		return
 	}
 	for change := range changes {
+		s.tidy(id, change)
 		if onTheWay(change) {
 			continue
 		}
@@ -469,6 +473,19 @@ func (s *Supervision) watch(id string) {
 				s.o.Started(id)
 			}
 		}
+	}
+}
+
+// tidy takes away what a supervisor that was killed showed inside, also while systemd waits
+// with the next start.
+func (s *Supervision) tidy(id string, c dbusctl.Change) {
+	active, _ := c.Properties.String("ActiveState")
+	sub, _ := c.Properties.String("SubState")
+	if !c.Gone && active != "inactive" && active != "failed" && sub != "auto-restart" {
+		return
+	}
+	if socket, err := s.o.Socket(id); err == nil {
+		daemon.ClearInside(socket)
 	}
 }
 
