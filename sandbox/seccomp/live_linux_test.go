@@ -65,7 +65,7 @@ func rowName(r row) string { return fmt.Sprintf("%s%v", r.call, r.when) }
 func call(r row) syscall.Errno {
 	args := [6]uintptr{}
 	switch r.call {
-	case "ioctl", "setsockopt", "setns", "fchmod", "fsconfig", "fsmount", "finit_module":
+	case "ioctl", "setsockopt", "setns", "fchmod", "fcntl", "fsconfig", "fsmount", "finit_module":
 		args[0] = 1000 // no such descriptor
 	case "clone":
 		args[0] = unix.CLONE_FS // with CLONE_NEWUSER: EINVAL, so no second process comes of it
@@ -214,19 +214,19 @@ func TestEachCallIsRefusedInsideBwrap(t *testing.T) {
 		marked[i] = r
 	}
 	without := run(nil)
-	for _, nesting := range []bool{false, true} {
-		with, mark := run(filter(t, nesting)), run(bytesOf(t, Options{Nesting: nesting}, marked))
+	for _, o := range []Options{{}, {Nesting: true}, {Signals: true}} {
+		with, mark := run(bytesOf(t, o, table)), run(bytesOf(t, o, marked))
 		for _, r := range table {
 			name := rowName(r)
 			got, ok := with[name]
 			switch {
 			case !ok: // this architecture has no such call
-			case r.unnested && nesting:
+			case !r.in(o):
 				if got != without[name] || mark[name] == marker {
-					t.Errorf("nesting: %s: errno %d with the filter, %d without: the filter touches what an inner sandbox needs", name, got, without[name])
+					t.Errorf("%+v: %s: errno %d with the filter, %d without: the filter touches what is needed there", o, name, got, without[name])
 				}
 			case got != int(r.errno) || mark[name] != marker:
-				t.Errorf("nesting %v: %s: errno %d, want %d; with the marker filter %d, want %d", nesting, name, got, r.errno, mark[name], marker)
+				t.Errorf("%+v: %s: errno %d, want %d; with the marker filter %d, want %d", o, name, got, r.errno, mark[name], marker)
 			case without[name] == marker || (without[name] == int(r.errno) && !kernelAgrees[r.call]):
 				t.Errorf("%s: errno %d without the filter as well: the test shows nothing", name, without[name])
 			}

@@ -23,6 +23,9 @@ type Options struct {
 	// Nesting leaves user namespaces to the processes inside, for runtimes with a
 	// sandbox of their own. Without it no process inside can make or join one.
 	Nesting bool
+	// Signals: the sandbox is halted by SIGSTOP to each process, so none may be woken by a
+	// SIGCONT that the kernel sends for it.
+	Signals bool
 }
 
 // Return values of a filter (linux/seccomp.h); the errno goes into the low 16 bits.
@@ -105,7 +108,7 @@ func spansOf(a abi, opts Options, rows []row) []span {
 	byNr := map[uint32][]row{}
 	for _, r := range rows {
 		nr, ok := a.calls[r.call]
-		if !ok || (r.unnested && opts.Nesting) {
+		if !ok || !r.in(opts) {
 			continue
 		}
 		byNr[nr] = append(byNr[nr], r)

@@ -31,8 +31,10 @@ func variants() []struct {
 	}{
 		{"amd64", "amd64", Options{}},
 		{"amd64-nesting", "amd64", Options{Nesting: true}},
+		{"amd64-signals", "amd64", Options{Signals: true}},
 		{"arm64", "arm64", Options{}},
 		{"arm64-nesting", "arm64", Options{Nesting: true}},
+		{"arm64-signals", "arm64", Options{Signals: true}},
 	}
 }
 
@@ -130,7 +132,7 @@ func decide(arch string, opts Options, audit, nr uint32, args [6]uint64) uint32 
 		return retErrno | unknownCall
 	}
 	for _, r := range table {
-		if n, ok := a.calls[r.call]; !ok || n != nr || (r.unnested && opts.Nesting) {
+		if n, ok := a.calls[r.call]; !ok || n != nr || !r.in(opts) {
 			continue
 		}
 		fits := true
@@ -289,6 +291,8 @@ func TestKnownDecisions(t *testing.T) {
 		{"umount2", nil, retAllow, retAllow},
 		{"pivot_root", nil, retAllow, retAllow},
 		{"fsopen", nil, absent, absent},
+		{"timer_create", nil, retAllow, retAllow},
+		{"fcntl", []uint64{3, 10, 18}, retAllow, retAllow},
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		plain, nesting := machine(t, arch, Options{}), machine(t, arch, Options{Nesting: true})
@@ -298,6 +302,23 @@ func TestKnownDecisions(t *testing.T) {
 			}
 			if got := ask(t, nesting, arch, c.call, c.args...); got != c.nesting {
 				t.Errorf("%s nesting %s%#x: %#x, want %#x", arch, c.call, c.args, got, c.nesting)
+			}
+		}
+		signals := machine(t, arch, Options{Signals: true})
+		for _, c := range []struct {
+			call string
+			args []uint64
+			want uint32
+		}{
+			{"timer_create", []uint64{1}, absent},
+			{"fcntl", []uint64{3, 10, 18}, refused},
+			{"fcntl", []uint64{3, 10 | 1<<32, 18 | 1<<40}, refused},
+			{"fcntl", []uint64{3, 10, 29}, retAllow}, // SIGIO
+			{"fcntl", []uint64{3, 3, 18}, retAllow},  // F_GETFL
+			{"clone", []uint64{0x10000011}, refused},
+		} {
+			if got := ask(t, signals, arch, c.call, c.args...); got != c.want {
+				t.Errorf("%s signals %s%#x: %#x, want %#x", arch, c.call, c.args, got, c.want)
 			}
 		}
 		for _, o := range leftOpen {
@@ -321,7 +342,7 @@ func TestAllowedCallsAreCheap(t *testing.T) {
 		}
 		conditional := map[uint32]bool{}
 		for _, r := range table {
-			if nr, ok := abis[v.arch].calls[r.call]; ok && len(r.when) > 0 && (!r.unnested || !v.opts.Nesting) {
+			if nr, ok := abis[v.arch].calls[r.call]; ok && len(r.when) > 0 && r.in(v.opts) {
 				conditional[nr] = true
 			}
 		}

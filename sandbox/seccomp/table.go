@@ -55,8 +55,12 @@ type row struct {
 	errno    uint16
 	when     []cond
 	unnested bool // only where nesting is off
+	halted   bool // only where a sandbox is halted by signals
 	why      string
 }
+
+// in reports whether the row is in a variant of the filter.
+func (r row) in(o Options) bool { return !(r.unnested && o.Nesting) && (!r.halted || o.Signals) }
 
 const (
 	tioCSTI     = 0x5412
@@ -77,6 +81,8 @@ const (
 	protoSMC    = 256
 	setReplace  = 64 // IPT_SO_SET_REPLACE, IP6T_SO_SET_REPLACE
 	newUser     = 0x10000000
+	fSetSig     = 10
+	sigCont     = 18
 	setID       = 0o6000   // S_ISUID, S_ISGID
 	ifDevice    = 0o20000  // the bit that S_IFCHR and S_IFBLK have and no other kind
 	oCreat      = 0x40     // O_CREAT
@@ -176,6 +182,11 @@ var table = []row{
 	{call: "setns", errno: ePERM, unnested: true, when: []cond{{1, oneOf, []uint32{0}}}, why: "0 joins whatever the descriptor is"},
 	{call: "setns", errno: ePERM, unnested: true, when: []cond{{1, anyBit, []uint32{newUser}}}, why: "joins one that somebody else made"},
 	{call: "clone3", errno: eNOSYS, unnested: true, why: "its flags lie behind a pointer; on ENOSYS every libc takes clone, on EPERM none starts a thread"},
+
+	// Signals that the kernel sends by itself: where no control group halts a sandbox, SIGSTOP
+	// does, and SIGCONT is what ends that, whoever sends it. Nobody inside can, halted.
+	{call: "timer_create", errno: eNOSYS, halted: true, why: "a timer that sends SIGCONT lets a halted process go on; its signal lies behind a pointer. On ENOSYS timeout takes alarm and Go setitimer, whose signals wake nobody"},
+	{call: "fcntl", errno: ePERM, halted: true, when: []cond{{1, oneOf, []uint32{fSetSig}}, {2, oneOf, []uint32{sigCont}}}, why: "the same by what the host does to a watched folder, a lease or a pipe"},
 }
 
 // leftOpen are calls that a reader may look for above: open on purpose.
@@ -230,6 +241,7 @@ var abis = map[string]abi{
 		"fchmod":                  91,
 		"fchmodat":                268,
 		"fchmodat2":               452,
+		"fcntl":                   72,
 		"finit_module":            313,
 		"fsconfig":                431,
 		"fsmount":                 432,
@@ -294,6 +306,7 @@ var abis = map[string]abi{
 		"swapoff":                 168,
 		"swapon":                  167,
 		"syslog":                  103,
+		"timer_create":            222,
 		"umount2":                 166,
 		"unshare":                 272,
 		"uselib":                  134,
@@ -317,6 +330,7 @@ var abis = map[string]abi{
 		"fchmod":                  52,
 		"fchmodat":                53,
 		"fchmodat2":               452,
+		"fcntl":                   25,
 		"finit_module":            273,
 		"fsconfig":                431,
 		"fsmount":                 432,
@@ -376,6 +390,7 @@ var abis = map[string]abi{
 		"swapoff":                 225,
 		"swapon":                  224,
 		"syslog":                  116,
+		"timer_create":            107,
 		"umount2":                 39,
 		"unshare":                 97,
 		"userfaultfd":             282,

@@ -65,7 +65,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 			return nil, err
 		}
 		plan.OldBwrap = (<-is).Old
-		filter, err := seccomp.Filter(runtime.GOARCH, seccomp.Options{Nesting: plan.Nesting})
+		filter, err := seccomp.Filter(runtime.GOARCH, seccomp.Options{Nesting: plan.Nesting, Signals: plan.DieWithParent})
 		if err != nil {
 			return nil, &UnavailableError{Err: err}
 		}
