@@ -143,6 +143,9 @@ func egressText(r egress.Record) string {
 	if r.Kind == "dns" {
 		parts[2] = "name " + parts[2]
 	}
+	if r.Server != "" {
+		parts[2] = "(MCP server " + r.Server + ") " + parts[2]
+	}
 	return strings.Join(parts, " ")
 }
 
@@ -167,7 +170,7 @@ func (a *app) suggestRules(path, id string) error {
 	var used []suggest.Use
 	if err := audit.Read(path, func(line []byte) error {
 		var r egress.Record
-		if err := json.Unmarshal(line, &r); err != nil || r.Kind != "tcp" || r.Port == 0 ||
+		if err := json.Unmarshal(line, &r); err != nil || r.Kind != "tcp" || r.Port == 0 || r.Server != "" ||
 			!slices.Contains([]string{egress.Allowed, egress.Open, egress.Failed, egress.Cut}, r.Verdict) {
 			return nil //nolint:nilerr // not of interest
 		}

@@ -290,7 +290,11 @@ func (c *Config) AgentLimits(a *agent.Agent) agent.Limits {
 // AgentNetwork is the mode that holds for the agent: its own, else the default, and
 // never above the policy's.
 func (c *Config) AgentNetwork(a *agent.Agent) sandbox.NetworkMode {
-	m := cmp.Or(a.Network.Mode, c.Network)
+	return c.MaxNetwork(cmp.Or(a.Network.Mode, c.Network))
+}
+
+// MaxNetwork is a mode, or the policy's where that allows less.
+func (c *Config) MaxNetwork(m sandbox.NetworkMode) sandbox.NetworkMode {
 	for _, p := range c.Policies {
 		if p.NetworkMax != "" && rank(m) > rank(p.NetworkMax) {
 			m = p.NetworkMax

@@ -511,6 +511,32 @@ func TestTheBoundaryDecidesHome(t *testing.T) {
 	answered(t, err, 78, "HOME")
 }
 
+// A server outside is no way past the machine's word about the network.
+func TestServersNetworkIsWithinTheMachinesPolicy(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true)
+	a, err := s.store.Load("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Builder{Config: s.options.Config, Store: s.store, Programs: s.options.Programs, Host: s.options.Host}
+	b.Config.Policies = append(b.Config.Policies, config.Policy{NetworkMax: sandbox.NetworkAllowlist})
+	for mode, rules := range map[sandbox.NetworkMode]bool{"": false, sandbox.NetworkNone: false, sandbox.NetworkAllowlist: true, sandbox.NetworkOpen: false, sandbox.NetworkHost: false} {
+		a.MCPServers = fmt.Appendf(nil, `[{"name":"s","command":"/bin/cat","host":true,"sandbox":true,"network":%q}]`, mode)
+		spec, err := b.Spec(a, "/x/a.sock")
+		if mode == sandbox.NetworkOpen || mode == sandbox.NetworkHost {
+			answered(t, err, 78, "policy allows")
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%q: %v", mode, err)
+		}
+		if got := spec.MCP[0]; (got.Egress != nil) != rules || got.Policy.Network.Gated() != rules {
+			t.Errorf("%q: %+v", mode, got)
+		}
+	}
+}
+
 func TestLockOfTheOtherKind(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "daemon.lock")

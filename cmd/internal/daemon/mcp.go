@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/audit"
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/secret"
@@ -119,6 +121,15 @@ func (b *Builder) hostServer(a *agent.Agent, p sandbox.Policy, s mcp.Server, in 
 		return err
 	}
 	w.Policy, w.BaseEnv = own, env
+	if own.Network.Gated() {
+		w.Egress = &wire.Egress{
+			Policy:  wire.EgressPolicy{Open: own.Network == sandbox.NetworkOpen, Allow: s.Allow, Deny: s.Deny},
+			Records: audit.EgressPath(b.Config.Root, a.ID), Proxy: b.Proxy(),
+		}
+		if _, err := rules.Compile(w.Egress.Policy); err != nil {
+			return refusedConfig(a, fmt.Errorf("MCP server %s: network: %w", s.Name, err))
+		}
+	}
 	return nil
 }
 
@@ -135,8 +146,13 @@ func (b *Builder) serverPolicy(a *agent.Agent, p sandbox.Policy, s mcp.Server, e
 	if s.Network != "" {
 		own.Network = sandbox.NetworkMode(s.Network)
 	}
-	if own.Network != sandbox.NetworkNone && own.Network != sandbox.NetworkHost {
-		return nil, refusedConfig(a, fmt.Errorf("MCP server %s: network %q: write none or host", s.Name, s.Network))
+	switch own.Network {
+	case sandbox.NetworkNone, sandbox.NetworkAllowlist, sandbox.NetworkOpen, sandbox.NetworkHost:
+	default:
+		return nil, refusedConfig(a, fmt.Errorf("MCP server %s: network %q: write none, allowlist, open or host", s.Name, s.Network))
+	}
+	if most := b.Config.MaxNetwork(own.Network); most != own.Network {
+		return nil, refusedConfig(a, fmt.Errorf("MCP server %s: network %s is more than this machine's policy allows, which is %s", s.Name, own.Network, most))
 	}
 	for _, dir := range []string{own.HomeDir, own.TmpDir, own.Workspace} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

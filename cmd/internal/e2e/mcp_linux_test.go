@@ -140,10 +140,13 @@ func TestServersThatCannotBe(t *testing.T) {
 		`{}`:                                   {`["nobody"]`, "no server"},
 		`{"a": {"command": "x", "hots": 1}}`:   {`["a"]`, "host"},
 		`{"agentconnect": {"command": "cat"}}`: {`["agentconnect"]`, "reserved"},
-		`{"a": {"command": "` + evil + `", "host": true}}`:                                     {`["a"]`, "an agent can write"},
-		`{"a": {"command": "/bin/sh", "args": ["` + evil + `"], "host": true}}`:                {`["a"]`, "an agent can write"},
-		`{"a": {"command": "/bin/cat", "host": true, "env": {"T": {"secret": "NONE"}}}}`:       {`["a"]`, "secret set max NONE"},
-		`{"a": {"command": "/bin/cat", "host": true, "sandbox": true, "network": "open-ish"}}`: {`["a"]`, "none or host"},
+		`{"a": {"command": "` + evil + `", "host": true}}`:                                                             {`["a"]`, "an agent can write"},
+		`{"a": {"command": "/bin/sh", "args": ["` + evil + `"], "host": true}}`:                                        {`["a"]`, "an agent can write"},
+		`{"a": {"command": "/bin/cat", "host": true, "env": {"T": {"secret": "NONE"}}}}`:                               {`["a"]`, "secret set max NONE"},
+		`{"a": {"command": "/bin/cat", "host": true, "sandbox": true, "network": "open-ish"}}`:                         {`["a"]`, "none, allowlist, open or host"},
+		`{"a": {"command": "/bin/cat", "host": true, "sandbox": true, "network": "allowlist", "allow": ["http://x"]}}`: {`["a"]`, "network"},
+		`{"a": {"command": "/bin/cat", "host": true, "sandbox": true, "allow": ["x.example"]}}`:                        {`["a"]`, "allowlist or open"},
+		`{"a": {"command": "/bin/cat", "host": true, "network": "allowlist", "allow": ["x.example"]}}`:                 {`["a"]`, "network goes with sandbox"},
 	} {
 		s.tools(config, "max", want.list)
 		if err := s.client().Reload(t.Context()); err != nil {
@@ -152,6 +155,59 @@ func TestServersThatCannotBe(t *testing.T) {
 		if r := s.run("agent", "start", "max"); r.code != 78 || !strings.Contains(r.err, want.word) {
 			t.Errorf("%s %s: exit %d: %s", config, want.list, r.code, r.err)
 		}
+	}
+}
+
+// A server in a boundary of its own has rules of its own: what they name it reaches, by bytes,
+// and nothing else, whatever the agent may reach itself.
+func TestServerInABoundaryOfItsOwnHasItsOwnNetworkRules(t *testing.T) {
+	s := newSite(t)
+	mine, agents := hostServer(t, "tcp4", "127.0.0.1:0"), hostServer(t, "tcp4", "127.0.0.1:0")
+	// It does what it is told to: a server that somebody inside has taken over.
+	server := s.write("servers/obeys", "#!/bin/sh\nread -r line; eval \"$line\"\n")
+	s.executable(server)
+	s.add("kim", "--network", "allowlist", "--allow", "host:"+agents)
+	box := func(more string) string {
+		return `{"command": "` + server + `", "host": true, "sandbox": true` + more + `}`
+	}
+	s.tools(`{"ruled": `+box(`, "network": "allowlist", "allow": ["host:`+mine+`"]`)+`,
+ "shut": `+box(``)+`, "empty": `+box(`, "network": "allowlist"`)+`,
+ "barred": `+box(`, "network": "open", "allow": ["host:`+mine+`", "host:`+agents+`"], "deny": ["host:`+mine+`"]`)+`,
+ "free": `+box(`, "network": "host"`)+`}`, "kim", `["ruled", "shut", "empty", "barred", "free"]`)
+	s.start()
+	e := s.attach("kim")
+	id := e.session(s.workspace("kim"))
+	fetch := func(host, port string) string { return "curl -fsS --max-time 20 http://" + host + ":" + port + "/" }
+	for _, c := range []struct {
+		server, host, port string
+		reaches            bool
+	}{
+		{"ruled", "host", mine, true}, {"ruled", "host", agents, false}, {"ruled", "127.0.0.1", mine, false}, {"ruled", "127.0.0.1", agents, false},
+		{"shut", "host", mine, false}, {"empty", "host", mine, false},
+		{"barred", "host", mine, false}, {"barred", "host", agents, true},
+		{"free", "127.0.0.1", mine, true}, {"free", "127.0.0.1", agents, true}, // the control
+	} {
+		got := e.prompt(id, "server "+c.server+" "+fetch(c.host, c.port))
+		if reached := strings.Contains(got, "served "+c.port); reached != c.reaches {
+			t.Errorf("%s to %s:%s: reaches %v: %s", c.server, c.host, c.port, reached, got)
+		}
+	}
+	// The agent's own rules are its own.
+	if r := s.sh("kim", fetch("host", mine)); r.code == 0 {
+		t.Errorf("the agent reaches what its server may: %s", r.out)
+	}
+	if got := s.works("kim", fetch("host", agents)); got != "served "+agents {
+		t.Errorf("control: %q", got)
+	}
+	record := s.ok("egress", "kim")
+	for _, want := range []string{"allowed (MCP server ruled) host:" + mine, "(MCP server ruled) ", "(MCP server barred) host:" + agents, "allowed host:" + agents} {
+		if !strings.Contains(strings.Join(strings.Fields(record), " "), want) {
+			t.Errorf("the record lacks %q:\n%s", want, record)
+		}
+	}
+	// What servers reached is no reason for a rule of the agent's.
+	if got := s.ok("egress", "kim", "--suggest"); strings.Contains(got, mine) {
+		t.Errorf("suggested: %s", got)
 	}
 }
 

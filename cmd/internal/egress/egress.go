@@ -23,6 +23,8 @@ const HostName = rules.HostName
 // Config is what a gateway is told at its start.
 type Config struct {
 	Agent string
+	// Server names the MCP server of the agent's whose way out this is; empty: the agent's own.
+	Server string
 	// Egress is from the sealed spec. Records may be empty: none are written.
 	wire.Egress
 	// Log may be nil.

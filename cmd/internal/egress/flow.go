@@ -769,8 +769,12 @@ func (f *flow) page(why string) []byte {
 			host = r.Address
 		}
 	}
-	body := fmt.Sprintf("agentconnect: agent %s may not connect to %s: %s\nThe operator can let it through: agentconnect egress allow %s %s\n",
-		f.g.cfg.Agent, net.JoinHostPort(host, strconv.Itoa(int(r.Port))), why, f.g.cfg.Agent, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
+	to := net.JoinHostPort(host, strconv.Itoa(int(r.Port)))
+	who, remedy := "agent "+f.g.cfg.Agent, "agentconnect egress allow "+f.g.cfg.Agent+" "+to
+	if server := f.g.cfg.Server; server != "" {
+		who, remedy = "MCP server "+server+" of "+who, `a rule in "allow" of its definition`
+	}
+	body := fmt.Sprintf("agentconnect: %s may not connect to %s: %s\nThe operator can let it through: %s\n", who, to, why, remedy)
 	return fmt.Appendf(nil, "HTTP/1.1 403 Forbidden\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
 }
 

@@ -107,7 +107,7 @@ func New(c Config) (*Gateway, error) {
 		// Two sockets and, while data is under way, a pipe for each direction.
 		g.maxFlows = int(max(16, (int64(limit.Cur)-256)/4))
 	}
-	g.records, err = newRecorder(c.Records, func(err error) {
+	g.records, err = newRecorder(c.Records, c.Server, func(err error) {
 		g.log.Warn("connections are no longer recorded", "error", err)
 	})
 	if err != nil {

@@ -12,10 +12,12 @@ import (
 // Record is one line of an agent's record of connections. The words of Kind and Verdict are
 // stable: scripts select by them.
 type Record struct {
-	Time    time.Time `json:"time"`
-	Agent   string    `json:"agent"`
-	Kind    string    `json:"kind"`    // tcp, dns
-	Verdict string    `json:"verdict"` // allowed, denied, failed, cut; asking and open before
+	Time  time.Time `json:"time"`
+	Agent string    `json:"agent"`
+	// Server is the agent's MCP server that it was, outside and in a boundary of its own.
+	Server  string `json:"server,omitempty"`
+	Kind    string `json:"kind"`    // tcp, dns
+	Verdict string `json:"verdict"` // allowed, denied, failed, cut; asking and open before
 	// Name is the one that it was judged by; empty for an address that no name was given.
 	Name    string `json:"name,omitempty"`
 	Address string `json:"address,omitempty"`
@@ -55,6 +57,7 @@ const maxWaiting = 1024
 type recorder struct {
 	file   *audit.File
 	failed func(error)
+	server string // Server of each record
 	lines  chan *Record
 	done   chan struct{}
 
@@ -63,8 +66,8 @@ type recorder struct {
 	closed bool
 }
 
-func newRecorder(path string, failed func(error)) (*recorder, error) {
-	r := &recorder{failed: failed, lines: make(chan *Record, maxWaiting), done: make(chan struct{}), said: map[string]time.Time{}}
+func newRecorder(path, server string, failed func(error)) (*recorder, error) {
+	r := &recorder{failed: failed, server: server, lines: make(chan *Record, maxWaiting), done: make(chan struct{}), said: map[string]time.Time{}}
 	if path != "" {
 		f, err := audit.Open(path)
 		if err != nil {
@@ -94,7 +97,7 @@ func (r *recorder) write() {
 
 // add records rec; after close it is dropped.
 func (r *recorder) add(rec *Record) {
-	rec.Time = time.Now().UTC()
+	rec.Time, rec.Server = time.Now().UTC(), r.server
 	rec.Name, rec.Seen = audit.Printable(rec.Name), audit.Printable(rec.Seen)
 	r.mu.Lock()
 	defer r.mu.Unlock() // held while the disk is slow: so are those who would add more

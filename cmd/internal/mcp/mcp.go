@@ -1,5 +1,5 @@
 // Package mcp reads the definitions of MCP servers, as AgentConnect writes them
-// (config.json's mcpServers, by name) with what we add: "host", "sandbox", "network", and
+// (config.json's mcpServers, by name) with what we add: "host", "sandbox", "network" with its rules, and
 // values by reference to a secret. It starts none, and speaks no MCP.
 package mcp
 
@@ -123,9 +123,12 @@ type Server struct {
 	// Host runs it outside the agent's boundary, under the agent's supervisor.
 	Host bool `json:"host,omitempty"`
 	// Sandbox gives a server outside a boundary of its own: a private home and tmp, no
-	// workspace of the agent's, and Network ("none" unless it says another).
-	Sandbox bool   `json:"sandbox,omitempty"`
-	Network string `json:"network,omitempty"`
+	// workspace of the agent's, and Network ("none" unless it says another). Allow and Deny are
+	// the rules of "allowlist" and "open", as an agent's own.
+	Sandbox bool     `json:"sandbox,omitempty"`
+	Network string   `json:"network,omitempty"`
+	Allow   []string `json:"allow,omitempty"`
+	Deny    []string `json:"deny,omitempty"`
 }
 
 // Ref is one entry of an agent's list: a server of the configuration by its name, or one
@@ -275,6 +278,8 @@ func (s *Server) checkStdio() error {
 		return errors.New("sandbox goes with host: a server that is not outside is in the agent's own")
 	case s.Network != "" && !s.Sandbox:
 		return errors.New("network goes with sandbox")
+	case len(s.Allow)+len(s.Deny) > 0 && s.Network != "allowlist" && s.Network != "open":
+		return errors.New("allow and deny go with network allowlist or open")
 	case s.Host && len(s.ReadRoots) > 0 && !s.Sandbox:
 		return errors.New("readRoots go with a sandbox")
 	}
@@ -296,8 +301,8 @@ func (s *Server) checkURL() error {
 	switch {
 	case s.Command != "" || len(s.Args) > 0 || len(s.Env) > 0:
 		return errors.New("command, args and env go with the transport stdio")
-	case s.Host || s.Sandbox || s.Network != "":
-		return errors.New("host and sandbox go with the transport stdio: a server with an address is outside already")
+	case s.Host || s.Sandbox || s.Network != "" || len(s.Allow)+len(s.Deny) > 0:
+		return errors.New("host, sandbox and network go with the transport stdio: a server with an address is outside already")
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		return fmt.Errorf("url %q: write http:// or https:// and a host", s.URL)
 	case u.User != nil:

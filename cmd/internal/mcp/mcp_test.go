@@ -28,6 +28,8 @@ func TestDefinitionsAreRead(t *testing.T) {
 		`{"transport":"ws","url":"https://h/"}`: "stdio, http or sse", `{"command":"x","env":{"A":{"secret":"T","value":"v"}}}`: "one of them", `{"command":"x","env":{"A":{}}}`: "one of them",
 		`{"command":"x","env":[{"value":"v"}]}`: "name", `{"command":"x","env":{"LD_PRELOAD":"v"}}`: "boundary", `{"command":"x","env":[{"name":"A","value":"1"},{"name":"A","value":"2"}]}`: "twice",
 		`{"transport":"http","url":"https://h/","headers":{"A":"x\r\nB: y"}}`: "line break", `{"command":"x","name":"other"}`: "names itself", `{"command":"x","network":"host"}`: "goes with sandbox",
+		`{"command":"x","host":true,"sandbox":true,"allow":["a"]}`: "go with network", `{"command":"x","host":true,"sandbox":true,"network":"host","deny":["a"]}`: "go with network",
+		`{"transport":"http","url":"https://h/","allow":["a"]}`: "go with the transport stdio",
 	} {
 		if got, err := Parse("s", json.RawMessage(text)); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: %+v, %v; want %q", text, got, err, why)

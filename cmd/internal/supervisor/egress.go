@@ -14,7 +14,7 @@ import (
 )
 
 // openGateway makes the gateway that the spec asks for; nil where it asks for none. Whoever
-// calls it hands it the connections and closes it when the agent has ended.
+// calls it closes it when the agent has ended.
 func (s *Supervisor) openGateway() (*egress.Gateway, error) {
 	if s.spec.Egress == nil {
 		return nil, nil
@@ -29,15 +29,20 @@ func (s *Supervisor) openGateway() (*egress.Gateway, error) {
 	return g, nil
 }
 
-// serveNetwork carries the connections of a started program until it has ended.
-func (s *Supervisor) serveNetwork(p *launch.Process) {
+// ownGateway is the agent's own; nil without one.
+func (s *Supervisor) ownGateway() *egress.Gateway {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gateway
+}
+
+// serveNetwork carries the connections of a started program through a gateway, until it has
+// ended.
+func (s *Supervisor) serveNetwork(p *launch.Process, g *egress.Gateway) {
 	set := p.Network
 	if set == nil {
 		return
 	}
-	s.mu.Lock()
-	g := s.gateway
-	s.mu.Unlock()
 	if g == nil {
 		set.Close() // refused by the kernel: nobody judges them
 		return
@@ -58,11 +63,11 @@ func (s *Supervisor) serveNetwork(p *launch.Process) {
 }
 
 // ports are listened on where the kernel cannot lead every connection to one listener.
-func (s *Supervisor) ports() []uint16 {
-	if s.spec.Egress == nil {
+func ports(e *wire.Egress) []uint16 {
+	if e == nil {
 		return nil
 	}
-	set, err := rules.Compile(s.spec.Egress.Policy)
+	set, err := rules.Compile(e.Policy)
 	if err != nil {
 		return nil // the gateway has refused it already
 	}
@@ -74,9 +79,7 @@ func (s *Supervisor) said() { s.opts.Notify("STATUS=" + s.line()) }
 
 // word does what the operator says about the network.
 func (s *Supervisor) word(w *wire.EgressWord) error {
-	s.mu.Lock()
-	g := s.gateway
-	s.mu.Unlock()
+	g := s.ownGateway()
 	switch {
 	case g == nil:
 		return fmt.Errorf("agent %s has no rules for its network in mode %s", s.spec.Agent, s.network())

@@ -91,7 +91,7 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 		}
 	}
 	st.Stdin, st.Stdout, st.Stderr = files[0], files[1], files[2]
-	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)})
+	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)}, s.ownGateway())
 	for _, f := range files {
 		f.Close()
 	}
@@ -130,7 +130,7 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 	}
 	defer stderr.close()
 	st.Stderr = stderr.w
-	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)})
+	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)}, s.ownGateway())
 	if err != nil {
 		stderr.closeWrite()
 		s.logStderr(stderr.r)

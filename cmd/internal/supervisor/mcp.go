@@ -16,6 +16,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
 	"agentconnect.md/sandbox/cmd/internal/audit"
+	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
@@ -107,7 +108,15 @@ func (s *Supervisor) mcp(ctx context.Context, conn *net.UnixConn, name string) e
 		return fmt.Errorf("%d MCP servers run outside for this agent already", maxHosted)
 	}
 	m := s.spec.MCP[i]
-	process, ends, err := s.startServer(ctx, m)
+	out, err := s.serverGateway(m)
+	if err != nil {
+		s.opts.Log.Error("an MCP server did not start", "server", m.Name, "error", err)
+		return fmt.Errorf("MCP server %s did not start; see the agent's log", m.Name)
+	}
+	if out != nil {
+		defer func() { _ = out.Close() }()
+	}
+	process, ends, err := s.startServer(ctx, m, out)
 	if err != nil {
 		s.opts.Log.Error("an MCP server did not start", "server", m.Name, "error", err)
 		s.auditMCP(m, "failed", "did not start: "+err.Error())
@@ -130,12 +139,25 @@ func (s *Supervisor) mcp(ctx context.Context, conn *net.UnixConn, name string) e
 	return err
 }
 
+// serverGateway is a server's way out, with rules of its own; nil where it has none. Each
+// process has its own: what one was told of names says nothing to another.
+func (s *Supervisor) serverGateway(m wire.MCPServer) (*egress.Gateway, error) {
+	if m.Egress == nil {
+		return nil, nil
+	}
+	g, err := egress.New(egress.Config{Agent: s.spec.Agent, Server: m.Name, Egress: *m.Egress, Log: s.opts.Log})
+	if err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	return g, nil
+}
+
 // streams are our ends of a server's stdin and stdout.
 type streams struct{ in, out *pipe }
 
 func (e streams) close() { e.in.close(); e.out.close() }
 
-func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer) (*program, streams, error) {
+func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer, out *egress.Gateway) (*program, streams, error) {
 	env, err := s.resolve(m.Env)
 	if err != nil {
 		return nil, streams{}, err
@@ -147,13 +169,14 @@ func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer) (*progra
 	} else {
 		st.Bwrap, st.Env, st.Dir = s.spec.Bwrap, m.BaseEnv, m.Policy.Workspace
 		st.Compile = func() (*sandbox.Plan, error) { return sandbox.Compile(*m.Policy, hostfacts.Host{}) }
+		st.Ports = ports(m.Egress)
 	}
-	return s.startBridged(ctx, "mcp "+m.Name, st)
+	return s.startBridged(ctx, "mcp "+m.Name, out, st)
 }
 
 // startBridged starts a program whose stdin and stdout are pipes of ours and whose stderr is
-// logged as from whom it comes.
-func (s *Supervisor) startBridged(ctx context.Context, from string, st launch.Start) (_ *program, ends streams, err error) {
+// logged as from whom it comes. Its connections, if it may make any, go through out.
+func (s *Supervisor) startBridged(ctx context.Context, from string, out *egress.Gateway, st launch.Start) (_ *program, ends streams, err error) {
 	if ends.in, err = newPipe(); err != nil {
 		return nil, streams{}, err
 	}
@@ -167,7 +190,7 @@ func (s *Supervisor) startBridged(ctx context.Context, from string, st launch.St
 		return nil, streams{}, err
 	}
 	st.Stdin, st.Stdout, st.Stderr = ends.in.r, ends.out.w, stderr.w
-	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)})
+	process, err := s.run(ctx, st, Placement{Exec: s.lastExec.n.Add(1)}, out)
 	stderr.closeWrite()
 	s.wg.Go(func() {
 		defer stderr.close()

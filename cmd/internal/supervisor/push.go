@@ -95,7 +95,7 @@ func (s *Supervisor) startReceive(ctx context.Context) (*program, streams, error
 			return nil, streams{}, errors.Join(err, os.RemoveAll(stage))
 		}
 	}
-	process, ends, err := s.startBridged(ctx, "push", launch.Start{
+	process, ends, err := s.startBridged(ctx, "push", nil, launch.Start{
 		Launcher: s.spec.Launcher, Bwrap: s.spec.Bwrap, BwrapIs: s.spec.BwrapIs,
 		Argv: []string{sandbox.GuestPath, "receive"}, Dir: own.Workspace,
 		Env:     []string{"HOME=" + own.Home, "USER=" + own.User, "LOGNAME=" + own.User, "PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "TMPDIR=/tmp"},

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/launch"
 )
 
@@ -62,8 +63,9 @@ type program struct {
 // lastExec numbers the commands of this supervisor.
 type lastExec struct{ n atomic.Uint64 }
 
-// run starts a program of this agent and puts it in its scope.
-func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement) (*program, error) {
+// run starts a program of this agent and puts it in its scope. Its connections, where it has
+// a network of its own that is gated, go through out.
+func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement, out *egress.Gateway) (*program, error) {
 	p := &program{}
 	if s.opts.Placer != nil {
 		st.Place = func(ctx context.Context, pid int) (err error) {
@@ -90,7 +92,7 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement) (*p
 		p.close()
 		return nil, err
 	}
-	s.serveNetwork(process)
+	s.serveNetwork(process, out)
 	return p, nil
 }
 

@@ -103,6 +103,11 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 	case spec.Sandboxed && spec.Policy.Network.Gated() != (spec.Egress != nil):
 		return nil, fmt.Errorf("spec: network mode %s and rules for it do not belong together", spec.Policy.Network)
 	}
+	for _, m := range spec.MCP {
+		if m.Policy != nil && m.Policy.Network.Gated() != (m.Egress != nil) {
+			return nil, fmt.Errorf("spec: MCP server %s: network mode %s and rules for it do not belong together", m.Name, m.Policy.Network)
+		}
+	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
@@ -142,7 +147,7 @@ func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 	if s.spec.Sandboxed {
 		st.Bwrap, st.BwrapIs = s.spec.Bwrap, s.spec.BwrapIs
 		st.Compile, st.Calm = s.compile, s.guard.Calm
-		st.Ports = s.ports()
+		st.Ports = ports(s.spec.Egress)
 	}
 	return st
 }
@@ -257,7 +262,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	st := s.start(argv, s.spec.Env, s.spec.Dir)
 	st.Private = slices.Concat(s.spec.Given, s.spec.SecretEnv)
 	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
-	process, err := s.run(ctx, st, Placement{})
+	process, err := s.run(ctx, st, Placement{}, s.ownGateway())
 	if err != nil {
 		// All that wrote there has ended: bubblewrap's own words, if it came that far.
 		stderr.closeWrite()

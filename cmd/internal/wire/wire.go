@@ -214,10 +214,11 @@ type MCPServer struct {
 	URL       string   `json:"url,omitempty"`
 	Headers   []Var    `json:"headers,omitempty"`
 	// Host runs it outside the agent's boundary; with a Policy in a boundary of its own,
-	// whose environment is BaseEnv and Env.
+	// whose environment is BaseEnv and Env, and whose way out is Egress, in a gated network.
 	Host    bool            `json:"host,omitempty"`
 	Policy  *sandbox.Policy `json:"policy,omitempty"`
 	BaseEnv []string        `json:"baseEnv,omitempty"`
+	Egress  *Egress         `json:"egress,omitempty"`
 }
 
 // Var is a variable or a header: a value, or the name of the secret that holds it.
