@@ -205,16 +205,16 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 	if a.Nesting != "" {
 		p.Nesting = a.Nesting == "on"
 	}
+	if a.Memory != "" && a.Memory != agent.MemoryManaged {
+		p.MemoryDir = ""
+	}
 	if a.Sandboxed() && p.Nesting {
 		// Without namespaces inside, the runtime's own sandbox cannot start at all.
-		files, err := native.Files(s.runtime, b.Host, p.Home, p.HomeDir)
+		files, err := native.Files(s.runtime, b.Host, p.Home, p.HomeDir, p.MemoryDir)
 		if err != nil {
 			return p, refusedConfig(a, err)
 		}
 		p.Files = files
-	}
-	if a.Memory != "" && a.Memory != agent.MemoryManaged {
-		p.MemoryDir = ""
 	}
 	if a.Git.Clone != "" {
 		p.Repository = d.Repository

@@ -106,6 +106,44 @@ func TestClaudeCodesBashRunsInItsOwnSandboxInsideOurs(t *testing.T) {
 	s.works("alice", "grep -q dark ~/.claude/settings.json && ! grep -q sandbox ~/.claude/settings.json && ! touch ~/.claude/settings.json /etc/claude-code/managed-settings.json 2>/dev/null && ! mv ~/.claude ~/x 2>/dev/null")
 }
 
+// The agent's memory directory is what Claude Code reads when a session opens, and writes to
+// without asking; with memory native it has its own, in the private home.
+func TestClaudeCodesMemoryIsTheAgents(t *testing.T) {
+	set := npmSet(t)
+	for _, mode := range []string{"managed", "native", "none"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t)
+			s.claude(set, "alice", "exec", "--permission-mode", "default", "--agent-memory", mode)
+			s.start()
+			ws, dir := s.workspace("alice"), filepath.Join(s.agentDir("alice"), "memory")
+			own := filepath.Join(s.agentDir("alice"), "home/.claude/projects", strings.NewReplacer("/", "-", ".", "-").Replace(ws), "memory")
+			places := map[string]string{"managed": dir, "native": own}
+			s.write(filepath.Join(dir, "MEMORY.md"), "learnt-in-managed\n")
+			s.write(filepath.Join(own, "MEMORY.md"), "learnt-in-native\n")
+			s.write(filepath.Join(ws, "planted/MEMORY.md"), "learnt-in-planted\n")
+			if mode != "native" { // where it would have its way
+				elsewhere := fmt.Sprintf(`{"autoMemoryDirectory":%q}`, filepath.Join(ws, "planted"))
+				s.write(filepath.Join(ws, ".claude/settings.json"), elsewhere)
+				s.write(filepath.Join(s.agentDir("alice"), "home/.claude/settings.json"), elsewhere)
+			}
+			e := s.attach("alice")
+			session := e.session(ws)
+			for word, place := range map[string]string{"managed": dir, "native": own, "planted": ""} {
+				spaced := strings.Join(strings.Split("learnt-in-"+word, ""), " ")
+				want := map[bool]string{true: "known", false: "unknown"}[place != "" && places[mode] == place]
+				if got := e.prompt(session, "knows: "+spaced); got != want {
+					t.Errorf("what was learnt in %s is %s, want %s", word, got, want)
+				}
+			}
+			if mode == "managed" {
+				if said := e.prompt(session, "edit: "+filepath.Join(dir, "topic.md")); strings.Contains(said, "error") || !exists(filepath.Join(dir, "topic.md")) {
+					t.Errorf("it cannot write to its memory: %q", said)
+				}
+			}
+		})
+	}
+}
+
 // A Claude Code that cannot have its sandbox runs no command of the model.
 func TestClaudeCodeRunsNoCommandWithoutItsSandbox(t *testing.T) {
 	set := npmSet(t)

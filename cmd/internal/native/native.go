@@ -49,12 +49,14 @@ const Secrets = "/run/agentconnect/secrets"
 const claudeUser = ".claude/settings.json"
 
 // Files are the generated files for a runtime; nil for one without a sandbox of its own. home
-// is where the private home, on the host at private, is seen inside. An administrator's file
-// that cannot be read or understood is an error: nothing starts without knowing what it forbids.
-func Files(rt runtimes.Runtime, h sandbox.Host, home, private string) ([]sandbox.File, error) {
+// is where the private home, on the host at private, is seen inside; memory, if not empty, is
+// the directory inside that a runtime is to keep its memory in, where it takes one. An
+// administrator's file that cannot be read or understood is an error: nothing starts without
+// knowing what it forbids.
+func Files(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) ([]sandbox.File, error) {
 	switch rt.Inner {
 	case runtimes.InnerClaude:
-		return claude(rt, h, home, private)
+		return claude(rt, h, home, private, memory)
 	case runtimes.InnerCodex:
 		return codex(rt, h)
 	}
@@ -153,7 +155,7 @@ func list[T any](values ...T) []any {
 
 // claude is the managed settings of Claude Code (2.1): its drop-ins are merged in, for they
 // would be read after ours.
-func claude(rt runtimes.Runtime, h sandbox.Host, home, private string) ([]sandbox.File, error) {
+func claude(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) ([]sandbox.File, error) {
 	var admin object
 	paths := []string{ClaudePath}
 	names, err := h.ReadDir(claudeMore)
@@ -213,6 +215,11 @@ func claude(rt runtimes.Runtime, h sandbox.Host, home, private string) ([]sandbo
 	}
 	if _, kind, err := h.Resolve(socat); err == nil && kind == sandbox.KindFile {
 		pinned["sandbox"].(object)["socatPath"] = socat
+	}
+	// It asks its policy first where its memory lies, then its user's settings, and a project's
+	// only where somebody trusted that.
+	if _, set := admin["autoMemoryDirectory"]; memory != "" && !set {
+		pinned["autoMemoryDirectory"] = memory
 	}
 	all := merge(admin, pinned)
 	// Commands that an administrator excluded would run outside of it.

@@ -58,7 +58,7 @@ func runtime(t *testing.T, id string) runtimes.Runtime {
 
 func files(t *testing.T, id string, h host, private string) map[string]string {
 	t.Helper()
-	list, err := Files(runtime(t, id), h, "/home/u", private)
+	list, err := Files(runtime(t, id), h, "/home/u", private, "/m")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,6 +106,25 @@ func TestAdministratorsClaudePolicyStaysAndCannotLoosenOurs(t *testing.T) {
 	}
 }
 
+func TestMemoryLiesWhereTheAgentsIsUnlessAnAdministratorSaysOtherwise(t *testing.T) {
+	for _, c := range []struct{ admin, memory, want string }{
+		{"", "/m", "/m"}, {"", "", ""}, {`{"autoMemoryDirectory":"/theirs"}`, "/m", "/theirs"}, {`{"autoMemoryEnabled":false}`, "/m", "/m"},
+	} {
+		h := host{}
+		if c.admin != "" {
+			h[ClaudePath] = c.admin
+		}
+		list, err := Files(runtime(t, "claude-acp"), h, "/home/u", t.TempDir(), c.memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct{ AutoMemoryDirectory string }
+		if err := json.Unmarshal([]byte(list[0].Content), &got); err != nil || got.AutoMemoryDirectory != c.want {
+			t.Errorf("%+v: %q %v", c, got.AutoMemoryDirectory, err)
+		}
+	}
+}
+
 func TestAdministratorsCodexPolicyStaysAndCannotLoosenOurs(t *testing.T) {
 	h := host{
 		CodexPath:       "allowed_sandbox_modes = [\"read-only\", \"danger-full-access\"]\nallowed_approval_policies = [\"on-request\"]\n[permissions.filesystem]\ndeny_read = [\"/srv\"]\n[[remote_sandbox_config]]\nhostname_patterns = [\"*\"]\nallowed_sandbox_modes = [\"danger-full-access\"]\n",
@@ -143,13 +162,13 @@ func TestPolicyThatCannotBeKeptIsAnError(t *testing.T) {
 		"no sandboxed mode":       {"codex-acp", host{CodexPath: `allowed_sandbox_modes = ["danger-full-access"]`}},
 		"broken TOML, the config": {"codex-acp", host{codexConfigPath: "["}},
 	} {
-		if _, err := Files(runtime(t, c.id), c.h, "/home/u", t.TempDir()); err == nil {
+		if _, err := Files(runtime(t, c.id), c.h, "/home/u", t.TempDir(), ""); err == nil {
 			t.Errorf("%s: no error", name)
 		} else {
 			t.Log(err)
 		}
 	}
-	if f, err := Files(runtime(t, "gemini"), host{ClaudePath: "{"}, "/home/u", ""); f != nil || err != nil {
+	if f, err := Files(runtime(t, "gemini"), host{ClaudePath: "{"}, "/home/u", "", ""); f != nil || err != nil {
 		t.Errorf("gemini: %v %v", f, err)
 	}
 }

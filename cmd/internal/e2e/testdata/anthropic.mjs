@@ -4,6 +4,7 @@
 //   bash: CMD      asks for the Bash tool with CMD
 //   free: CMD      the same, with dangerouslyDisableSandbox
 //   edit: PATH     asks for the Write tool
+//   knows: W O R D says whether WORD stands anywhere in what it was sent
 //
 // What the tool answered comes back as the turn's text, between <<< and >>>.
 import http from "node:http";
@@ -20,6 +21,8 @@ function answer(body) {
   const blocks = Array.isArray(last?.content) ? last.content : [];
   const result = blocks.find((b) => b.type === "tool_result");
   if (result) return { text: `<<<${result.is_error ? "error: " : ""}${text(result.content)}>>>` };
+  const known = /^knows: (.*)$/m.exec(text(last?.content));
+  if (known) return { text: JSON.stringify(body).includes(known[1].replaceAll(" ", "")) ? "known" : "unknown" };
   const asked = /^(bash|free|edit): (.*)$/m.exec(text(last?.content));
   const has = (name) => (body.tools ?? []).some((t) => t.name === name);
   if (!asked || !has("Bash")) return { text: "nothing to do" };
