@@ -225,6 +225,71 @@ func TestAllowedNamesThatLeadInside(t *testing.T) {
 	}
 }
 
+// CASES 31: a name that led outside, and now leads inside, takes nobody along: not by the
+// address that it has now, and not by the one that it had, where nothing answers any more.
+func TestANameThatMovesInsideReachesNobodyThere(t *testing.T) {
+	w := theWorld(t)
+	reached := make(chan struct{}, 8)
+	w.server(t, nil, hostA+":8080", func(net.Conn) { reached <- struct{}{} })
+	w.server(t, w.internet, webA+":5432", echo)
+	w.name(t, "moves.example", "A "+webA)
+	a := w.cage(t, policy("moves.example"))
+	exchange(t, a.connect("moves.example", 5432), "hi", "hi")
+	w.name(t, "moves.example", "A "+hostA)
+	a.g.lookups.mu.Lock()
+	clear(a.g.lookups.kept)
+	a.g.lookups.mu.Unlock()
+	if m := a.ask("moves.example", dns.TypeA); m.Rcode != dns.RcodeNameError || !blocked(m) {
+		t.Errorf("got %v", m)
+	}
+	a.refused(hostA + ":8080")
+	a.refused(webA + ":8080")                           // nobody is there, and the name's other addresses are no way
+	exchange(t, a.dial(webA+":5432"), "again", "again") // programs keep addresses
+	select {
+	case <-reached:
+		t.Error("the host was reached")
+	default:
+	}
+	// The control: from the host it is.
+	c, err := net.Dial("tcp", hostA+":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	select {
+	case <-reached:
+	case <-time.After(5 * time.Second):
+		t.Error("nobody listens there")
+	}
+}
+
+// An agent may have a flood of names answered: it loses what it was given itself, no more.
+func TestAFloodOfNamesOpensNothing(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":8080", echo)
+	w.server(t, w.internet, webB+":8080", echo)
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com", "*.flood.example"))
+	a.g.given.most = 64
+	a.addrs("example.com")
+	for i := range 200 {
+		name := fmt.Sprintf("n%d.flood.example", i)
+		w.name(t, name, "A "+dead)
+		a.ask(name, dns.TypeA)
+	}
+	if n := len(a.g.given.pairs); n > 64 {
+		t.Errorf("%d pairs are kept", n)
+	}
+	a.refused(webB + ":8080")
+	a.refused(webA + ":8080") // it was given longest ago
+	exchange(t, a.connect("example.com", 8080), "hi", "hi")
+	c, err := net.Dial("tcp", webB+":8080") // the control
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
 // cage2 is a's cage with another policy: the sockets are taken.
 func (w *world) cage2(t *testing.T, p rules.Policy, a *caged) *caged {
 	t.Helper()

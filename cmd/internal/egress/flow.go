@@ -28,6 +28,8 @@ type flow struct {
 	// name and verdict are what it was let out by, once that is known.
 	name    string
 	verdict rules.Verdict
+	// tunnel is where a proxy at the other end leads to, once it has said so.
+	tunnel *place
 
 	sent, received atomic.Uint64
 	once           sync.Once
@@ -38,6 +40,20 @@ type flow struct {
 	server stream
 	rec    Record
 	why    string // it was cut, and this is why
+}
+
+// place is the name of a server and its port.
+type place struct {
+	name string
+	port uint16
+}
+
+// to is where what the client says now goes.
+func (f *flow) to() place {
+	if f.tunnel != nil {
+		return *f.tunnel
+	}
+	return place{f.name, f.dst.Port()}
 }
 
 // HandleTCP carries one connection of the agent that was meant for dst, to its end. It
@@ -252,8 +268,17 @@ func (f *flow) up(gate *gate) error {
 	}
 	in := newIntake(f.client)
 	defer in.release()
-	for {
-		if err := in.more(); err != nil {
+	return f.look(in, gate, strict)
+}
+
+// look finds out what the client speaks and carries it on accordingly.
+func (f *flow) look(in *intake, gate *gate, strict bool) error {
+	for wait := len(in.held()) == 0; ; wait = true {
+		var err error
+		if wait {
+			err = in.more()
+		}
+		if err != nil {
 			if !errors.Is(err, io.EOF) {
 				return err
 			}
@@ -279,8 +304,12 @@ func (f *flow) up(gate *gate) error {
 		}
 		// Not even a line yet: without its end no server of these acts on it, and one of
 		// another kind may answer.
-		if len(b) > maxHead && strict {
+		switch {
+		case len(b) <= maxHead:
+		case strict:
 			return &refusal{why: "the request " + errTooLong.Error(), http: true}
+		default:
+			return f.rest(in)
 		}
 		if err := f.send(in, len(b)); err != nil {
 			return err
@@ -328,10 +357,10 @@ func (f *flow) within() { f.client.SetReadDeadline(time.Now().Add(f.g.times.insp
 // admits reports whether the name that the client tells the server is one that this address
 // was given for and that is allowed.
 func (f *flow) admits(name string) (v rules.Verdict, ok bool) {
-	if name == f.name {
+	if name == f.to().name {
 		return f.verdict, true
 	}
-	if !f.g.given.has(name, f.dst.Addr()) {
+	if f.tunnel != nil || !f.g.given.has(name, f.dst.Addr()) {
 		return rules.Verdict{Reason: rules.Unlisted}, false
 	}
 	v, _ = f.g.decide([]string{name}, f.dst, false)
@@ -361,7 +390,7 @@ func (f *flow) judgeSaid(name string, strict bool) *refusal {
 		if f.g.rules().Decide(f.g.query(name, f.dst)).Allowed {
 			return &refusal{seen: name, why: fmt.Sprintf("%s was not looked up at this address: it leads elsewhere", name)}
 		}
-		return &refusal{seen: name, why: fmt.Sprintf("the address was given for %s, and %s was asked for there, which no rule allows", f.name, name)}
+		return &refusal{seen: name, why: fmt.Sprintf("the address was given for %s, and %s was asked for there, which no rule allows", f.to().name, name)}
 	}
 	return &refusal{seen: name, why: f.g.why(v)}
 }
@@ -399,8 +428,10 @@ func (f *flow) upTLS(in *intake, strict bool) error {
 		// After a HelloRetryRequest the client says all of it again.
 		kind, body, n, err := parseRecord(in.held())
 		switch {
-		case kind == recordData && !first.early, err != nil && !errors.Is(err, errShort):
+		case kind == recordData && !first.early:
 			return f.rest(in)
+		case err != nil && !errors.Is(err, errShort):
+			return &refusal{why: "what came after the ClientHello is no TLS"}
 		case errors.Is(err, errShort):
 			if err := in.more(); err != nil {
 				if !errors.Is(err, io.EOF) {
@@ -408,7 +439,7 @@ func (f *flow) upTLS(in *intake, strict bool) error {
 				}
 				return f.pass(in, len(in.held()))
 			}
-		case kind == recordChangeCipherSpec, kind == recordData:
+		case kind == recordChangeCipherSpec, kind == recordData, kind == recordAlert: // servers pass over a warning
 			if err := f.pass(in, n); err != nil {
 				return err
 			}
@@ -520,13 +551,28 @@ func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
 		}
 		select {
 		case status := <-gate.status:
-			if status == 101 || r.method == "CONNECT" && status/100 == 2 {
+			switch {
+			case r.method == "CONNECT" && status/100 == 2:
+				return f.through(in, gate, r)
+			case status == 101:
 				return f.rest(in)
 			}
 		case <-f.down:
 			return errNoAnswer
 		}
 	}
+}
+
+// through carries on what goes through a proxy. It is judged as it would be on the way to
+// where the proxy leads; and a server that says yes and is none gets nothing else, either.
+func (f *flow) through(in *intake, gate *gate, r *request) error {
+	if to := (place{r.host, r.port}); to != f.to() {
+		if !f.g.rules().Decide(throughQuery(r)).ByName {
+			return f.rest(in)
+		}
+		f.tunnel = &to
+	}
+	return f.look(in, gate, true)
 }
 
 var errNoAnswer = errors.New("the server ended without an answer")
@@ -571,11 +617,11 @@ func (f *flow) nextHead(in *intake) ([]byte, error) {
 // judgeRequest judges the host that a request is for.
 func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 	var no *refusal
-	if r.through && strict && r.host != f.name {
+	if to := (place{r.host, r.port}); r.through && strict && to != f.to() {
 		// Asked of a proxy that a rule allows: what it would reach is judged by itself.
 		v := f.g.rules().Decide(throughQuery(r))
 		if !v.Allowed {
-			no = &refusal{seen: r.host, why: fmt.Sprintf("a proxy (%s) was asked for %s, and %s", f.name, r.host, f.g.why(v))}
+			no = &refusal{seen: r.host, why: fmt.Sprintf("a proxy (%s) was asked for port %d of %s, and %s", f.to().name, r.port, r.host, f.g.why(v))}
 		} else {
 			f.mu.Lock()
 			f.rec.Seen = r.host

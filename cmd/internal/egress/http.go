@@ -33,39 +33,74 @@ const (
 	alike
 )
 
-// looksLikeHTTP judges by the first line: a request of HTTP/1, or of HTTP/2 without TLS.
-// What could still become one is unsure.
+// looksLikeHTTP judges by the first line: alike is whatever some server takes as a request,
+// also without a version, with another protocol's (Node's takes RTSP and ICE), or with words
+// that no rule of HTTP has. What could still become one is unsure: servers differ in how long
+// a method may be, and in what ends a word.
 func looksLikeHTTP(b []byte) likeness {
-	b = bytes.TrimLeftFunc(b, blank) // servers pass over empty lines, and some over blanks
+	for len(b) > 0 && blank(b[0]) { // servers pass over empty lines, and some over blanks
+		b = b[1:]
+	}
 	i := 0
 	for i < len(b) && tokenByte(b[i]) {
 		i++
 	}
 	switch {
-	case i == len(b) && i <= maxMethod:
+	case i == len(b):
 		return unsure
-	case i == 0, i > maxMethod, b[i] != ' ' && b[i] != '\t' && b[i] != '\v' && b[i] != '\f' && b[i] != '\r':
+	case i == 0, !blank(b[i]):
 		return unlike
 	}
 	end := bytes.IndexByte(b, '\n')
-	if end < 0 {
-		return unsure
+	if end >= 0 {
+		return likeRequest(b[:end])
 	}
-	words := strings.FieldsFunc(string(b[:end]), blank)
-	last := words[len(words)-1]
-	if len(last) >= 5 && strings.EqualFold(last[:5], "HTTP/") {
+	// For some a CR alone ends the line.
+	if cr := bytes.LastIndexByte(b, '\r'); cr >= 0 && likeRequest(b[:cr]) == alike {
 		return alike
 	}
-	// HTTP/0.9 has no version, and the methods that a server might take so.
-	if len(words) == 2 && strings.HasPrefix(words[1], "/") && strings.ToUpper(words[0]) == words[0] {
+	return unsure
+}
+
+// likeRequest judges a whole line.
+func likeRequest(line []byte) likeness {
+	words := fieldsOf(line)
+	if len(words) < 2 {
+		return unlike
+	}
+	for _, w := range words[1:] {
+		for _, protocol := range []string{"HTTP/", "RTSP/", "ICE/"} {
+			if len(w) >= len(protocol) && strings.EqualFold(w[:len(protocol)], protocol) {
+				return alike
+			}
+		}
+	}
+	// HTTP/0.9 has no version. Its methods are upper case; a text protocol of another kind may
+	// well have a path as the second word of its first line, in lower case.
+	if target := words[1]; strings.ToUpper(words[0]) == words[0] && (strings.HasPrefix(target, "/") || strings.Contains(target, "://")) {
 		return alike
 	}
 	return unlike
 }
 
-const maxMethod = 32
+// fieldsOf splits at blanks.
+func fieldsOf(line []byte) (words []string) {
+	from := -1
+	for i := 0; i <= len(line); i++ {
+		switch in := i < len(line) && !blank(line[i]); {
+		case in && from < 0:
+			from = i
+		case !in && from >= 0:
+			words, from = append(words, string(line[from:i])), -1
+		}
+	}
+	return words
+}
 
-func blank(r rune) bool { return r == ' ' || '\t' <= r && r <= '\r' }
+// blank is what ends a word for some server. Python's splits at all that is white in Latin-1.
+func blank(c byte) bool {
+	return c == ' ' || '\t' <= c && c <= '\r' || 0x1c <= c && c <= 0x1f || c == 0x85 || c == 0xa0
+}
 
 func tokenByte(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
@@ -126,7 +161,7 @@ func parseRequest(head []byte) (*request, error) {
 		return nil, errBadHTTP
 	}
 	var hosts, lengths, codings []string
-	connection, h2c := [][2]int{}, false
+	connection, hidden := [][2]int{}, false
 	for {
 		from := len(head) - len(rest)
 		if line, rest, err = cutLine(rest); err != nil {
@@ -154,11 +189,10 @@ func parseRequest(head []byte) (*request, error) {
 			r.drop = append(r.drop, at)
 		case "upgrade":
 			for _, v := range strings.Split(value, ",") {
-				if v, _, _ := strings.Cut(strings.TrimSpace(v), "/"); strings.EqualFold(v, "h2c") {
-					h2c = true
-				}
+				v, _, _ := strings.Cut(strings.TrimSpace(v), "/")
+				hidden = hidden || strings.EqualFold(v, "h2c") || strings.EqualFold(v, "TLS")
 			}
-			if r.upgrade = value; h2c {
+			if r.upgrade = value; hidden {
 				r.drop = append(r.drop, at)
 			}
 		}
@@ -166,9 +200,9 @@ func parseRequest(head []byte) (*request, error) {
 	if len(rest) > 0 {
 		return nil, errBadHTTP
 	}
-	if h2c {
-		// The server would go on in HTTP/2, where a request hides its host from here. Without
-		// the offer it answers in HTTP/1.
+	if hidden {
+		// The server would go on in HTTP/2 or TLS, where a request hides its host from here.
+		// Without the offer it answers in HTTP/1.
 		r.upgrade = ""
 		r.drop = append(r.drop, connection...)
 	}

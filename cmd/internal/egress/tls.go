@@ -22,6 +22,7 @@ const (
 	recordAlert            = 21
 	recordHandshake        = 22
 	recordData             = 23
+	recordHeartbeat        = 24
 	clientHello            = 1
 )
 
@@ -45,21 +46,35 @@ var (
 	errBadHello = errors.New("not a valid TLS ClientHello")
 )
 
-// looksLikeTLS judges by the first bytes. What SSL 2 has in front of a ClientHello is like
-// it, too: parseHello refuses it, as there is no server's name in it.
+// looksLikeTLS judges by the first bytes. Like it are also those in front of a ClientHello
+// that servers pass over (alerts that only warn), records whose version they ignore, and what
+// SSL 2 has there: none of it is a ClientHello to helloParser, which refuses it.
 func looksLikeTLS(b []byte) likeness {
 	switch {
 	case len(b) > 2 && b[0]&0x80 != 0 && b[2] == clientHello && (len(b) == 3 || b[3] <= 3):
 		return alike
 	case len(b) > 0 && b[0]&0x80 != 0 && len(b) < 3:
 		return unsure
-	case len(b) > 0 && b[0] != recordHandshake, len(b) > 1 && b[1] != 3:
+	case len(b) > 0 && (b[0] < recordChangeCipherSpec || b[0] > recordHeartbeat), len(b) > 1 && b[1] > maxMajor:
 		return unlike
 	case len(b) < 2:
 		return unsure
+	case b[1] == 3:
+		return alike
+	case len(b) < 6:
+		return unsure
 	}
-	return alike
+	// Other protocols have such a version where TLS has its own; so more must fit.
+	size := int(binary.BigEndian.Uint16(b[3:]))
+	if b[0] == recordHandshake && b[5] == clientHello && size <= maxRecord || b[0] == recordAlert && size == 2 {
+		return alike
+	}
+	return unlike
 }
+
+// maxMajor is the highest major version of a record that Go's servers go on with; TLS 1.3
+// has the field ignored.
+const maxMajor = 15
 
 // parseRecord returns the first record of b and its length with the header; errShort when
 // it is not all there.

@@ -1,0 +1,315 @@
+// What real servers take although no client sends it: a name that is looked at here and read
+// in another way there would be another server's. Each attack works where nothing is between.
+
+package egress
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// program runs a server of the internet that prints a line once it listens.
+func (w *world) serverProgram(t *testing.T, argv ...string) {
+	t.Helper()
+	if _, err := exec.LookPath(argv[0]); err != nil {
+		t.Skipf("%s is missing", argv[0])
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	w.internet.in(func() { err = cmd.Start() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%s: %v: %s", argv[0], err, said.Bytes())
+	}
+}
+
+// hostsServer answers with the host that it was asked for.
+func hostsServer(t *testing.T, w *world, addr string) {
+	t.Helper()
+	var l net.Listener
+	var err error
+	w.internet.in(func() { l, err = net.Listen("tcp", addr) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprintf(rw, "page of %s", r.Host) })}
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { srv.Close() })
+}
+
+const pythonHosts = `
+import http.server
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        text = 'page of %s %s' % (self.headers['Host'], self.path)
+        self.send_response(200); self.send_header('Content-Length', str(len(text))); self.end_headers()
+        self.wfile.write(text.encode())
+    def log_message(self, *a): pass
+s = http.server.ThreadingHTTPServer(('` + webA + `', 8080), H)
+print('up', flush=True); s.serve_forever()
+`
+
+const nodeHosts = `require('http').createServer((q, r) => r.end('page of ' + q.headers.host + ' ' + q.url)).listen(5432, '` + webA + `', () => console.log('up'))`
+
+// said sends raw and gives what comes back until the end, or until nothing more does.
+func said(c net.Conn, raw string) string {
+	_ = c.SetDeadline(time.Now().Add(3 * time.Second))
+	if _, err := io.WriteString(c, raw); err != nil {
+		return ""
+	}
+	var all []byte
+	b := make([]byte, 4<<10)
+	for {
+		n, err := c.Read(b)
+		if all = append(all, b[:n]...); err != nil || bytes.Contains(all, []byte("page of")) {
+			return string(all)
+		}
+	}
+}
+
+// CASES 30.
+func TestRequestsThatOnlySomeServersTake(t *testing.T) {
+	w := theWorld(t)
+	hostsServer(t, w, webA+":80")
+	w.serverProgram(t, "/usr/bin/python3", "-u", "-c", pythonHosts)
+	w.serverProgram(t, "node", "-e", nodeHosts)
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com"))
+	ports := map[string]int{"go": 80, "python": 8080, "node": 5432}
+	for what, test := range map[string]struct{ server, raw string }{
+		"a method of any length":       {"go", strings.Repeat("M", 40) + " / HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+		"a very long method":           {"go", strings.Repeat("M", 20<<10) + " / HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+		"no version, and a host":       {"python", "GET http://evil.net/\r\n\r\n"},
+		"blanks of Latin-1":            {"python", "GET\xa0http://evil.net/\xa0HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+		"next line as a blank":         {"python", "GET\x85/evil.net\x85HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+		"separators of ASCII":          {"python", "GET\x1c/evil.net\x1fHTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+		"another protocol's version":   {"node", "GET / RTSP/1.0\r\nHost: evil.net\r\n\r\n"},
+		"a source of another protocol": {"node", "SOURCE / ICE/1.0\r\nHost: evil.net\r\n\r\n"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			port := ports[test.server]
+			direct, err := net.Dial("tcp", net.JoinHostPort(webA, strconv.Itoa(port)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer direct.Close()
+			if got := said(direct, test.raw); !strings.Contains(got, "page of") || !strings.Contains(got, "evil.net") {
+				t.Errorf("the control: %s answered %q", test.server, got)
+			}
+			if got := said(a.connect("example.com", port), test.raw); strings.Contains(got, "page of") {
+				t.Errorf("inside: %q", got)
+			}
+			// In small pieces as well, and the server has not got a whole line.
+			c := a.connect("example.com", port)
+			_ = c.SetNoDelay(true)
+			_ = c.SetDeadline(time.Now().Add(3 * time.Second))
+			step := max(1, len(test.raw)/100)
+			for i := 0; i < len(test.raw); i += step {
+				if _, err := io.WriteString(c, test.raw[i:min(i+step, len(test.raw))]); err != nil {
+					break
+				}
+			}
+			if got, _ := io.ReadAll(c); bytes.Contains(got, []byte("page of")) {
+				t.Errorf("inside, in pieces: %q", got)
+			}
+		})
+	}
+}
+
+// before puts something in front of what is first written, or changes it.
+type before struct {
+	net.Conn
+	change func([]byte) []byte
+}
+
+func (b *before) Write(p []byte) (int, error) {
+	if b.change == nil {
+		return b.Conn.Write(p)
+	}
+	_, err := b.Conn.Write(b.change(bytes.Clone(p)))
+	b.change = nil
+	return len(p), err
+}
+
+// CASES 30: TLS that a server accepts and that does not begin like TLS.
+func TestHellosThatOnlySomeServersTake(t *testing.T) {
+	w := theWorld(t)
+	cert, pool := certificate(t, "example.com", "evil.net")
+	w.server(t, w.internet, webA+":443", func(c net.Conn) { echo(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})) })
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com"))
+	for what, change := range map[string]func([]byte) []byte{
+		"an alert that warns in front": func(b []byte) []byte { return append([]byte{recordAlert, 3, 1, 0, 2, 1, 90}, b...) },
+		"one of another version":       func(b []byte) []byte { return append([]byte{recordAlert, 2, 0, 0, 2, 1, 90}, b...) },
+		"a record of another version":  func(b []byte) []byte { b[1] = 2; return b },
+		"a record of a late version":   func(b []byte) []byte { b[1] = 15; return b },
+	} {
+		t.Run(what, func(t *testing.T) {
+			talk := func(c net.Conn) error {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+				s := tls.Client(&before{c, change}, &tls.Config{ServerName: "evil.net", RootCAs: pool})
+				if _, err := s.Write([]byte("hi")); err != nil {
+					return err
+				}
+				_, err := io.ReadFull(s, make([]byte, 2))
+				return err
+			}
+			direct, err := net.Dial("tcp", webA+":443")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := talk(direct); err != nil {
+				t.Errorf("the control: %v", err)
+			}
+			if talk(a.connect("example.com", 443)) == nil {
+				t.Error("inside it reaches evil.net")
+			}
+		})
+	}
+}
+
+// CASES 30: a protocol is known by what is said, not by its port.
+func TestNamesAreJudgedOnAnyPort(t *testing.T) {
+	w := theWorld(t)
+	cert, pool := certificate(t, "example.com", "evil.net")
+	for _, port := range []string{"80", "22"} {
+		w.server(t, w.internet, webA+":"+port, func(c net.Conn) { echo(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})) })
+	}
+	hostsServer(t, w, webA+":443")
+	hostsServer(t, w, webA+":5432")
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com"))
+	direct := func(port int) net.Conn {
+		c, err := net.Dial("tcp", net.JoinHostPort(webA, strconv.Itoa(port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	handshake := func(c net.Conn, name string) error {
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
+		if _, err := s.Write([]byte("hi")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(s, make([]byte, 2))
+		return err
+	}
+	for _, port := range []int{80, 22} {
+		if err := errors.Join(handshake(direct(port), "evil.net"), handshake(a.connect("example.com", port), "example.com")); err != nil {
+			t.Errorf("TLS on %d, the controls: %v", port, err)
+		}
+		if handshake(a.connect("example.com", port), "evil.net") == nil {
+			t.Errorf("TLS on %d reaches another server's name", port)
+		}
+	}
+	for _, port := range []int{443, 5432} {
+		if got := said(direct(port), get("evil.net")); !strings.Contains(got, "page of evil.net") {
+			t.Errorf("HTTP on %d, the control: %q", port, got)
+		}
+		if got := said(a.connect("example.com", port), get("example.com")); !strings.Contains(got, "page of example.com") {
+			t.Errorf("HTTP on %d: %q", port, got)
+		}
+		if got := said(a.connect("example.com", port), get("evil.net")); strings.Contains(got, "page of") {
+			t.Errorf("HTTP on %d reaches another server's name: %q", port, got)
+		}
+	}
+}
+
+// CASES 30: what goes through a proxy is judged again, and so is what goes to a server that
+// only says that it is one.
+func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
+	w := theWorld(t)
+	cert, pool := certificate(t, "good.example", "evil.net")
+	hostsServer(t, w, webA+":80")                            // says yes to a CONNECT, as Go's servers do
+	w.server(t, w.internet, webA+":8080", func(c net.Conn) { // a proxy, of which every way leads to one place
+		r, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil || r.Method != http.MethodConnect {
+			return
+		}
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+		echo(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}))
+	})
+	w.name(t, "proxy.example", "A "+webA)
+	a := w.cage(t, policy("proxy.example:80", "proxy.example:8080", "good.example"))
+	for what, raw := range map[string]string{
+		"a yes, and another host": "CONNECT good.example:80 HTTP/1.1\r\nHost: good.example:80\r\n\r\n",
+		"a way to itself":         "CONNECT proxy.example:80 HTTP/1.1\r\nHost: proxy.example:80\r\n\r\n",
+	} {
+		t.Run(what, func(t *testing.T) {
+			talk := func(c net.Conn) string {
+				_ = c.SetDeadline(time.Now().Add(3 * time.Second))
+				in := bufio.NewReader(c)
+				if _, err := io.WriteString(c, raw); err != nil {
+					return ""
+				}
+				r, err := http.ReadResponse(in, nil) // with a body, since it is no proxy
+				if err != nil {
+					return ""
+				}
+				if _, err := io.Copy(io.Discard, r.Body); err != nil {
+					return ""
+				}
+				_, body := asked(t, c, in, get("evil.net"))
+				return body
+			}
+			direct, err := net.Dial("tcp", webA+":80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer direct.Close()
+			if got := talk(direct); got != "page of evil.net" {
+				t.Errorf("the control: %q", got)
+			}
+			if got := talk(a.connect("proxy.example", 80)); got != "" {
+				t.Errorf("inside: %q", got)
+			}
+		})
+	}
+	through := func(c *net.TCPConn, name string) error {
+		if _, err := io.WriteString(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example\r\n\r\n"); err != nil {
+			return err
+		}
+		if r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect}); err != nil || r.StatusCode != 200 {
+			return fmt.Errorf("%v %v", r, err)
+		}
+		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
+		if _, err := s.Write([]byte("hi")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(s, make([]byte, 2))
+		return err
+	}
+	if err := through(a.connect("proxy.example", 8080), "good.example"); err != nil {
+		t.Errorf("what is allowed: %v", err)
+	}
+	if through(a.connect("proxy.example", 8080), "evil.net") == nil {
+		t.Error("another server's name passes a proxy")
+	}
+	// A port of the proxy itself that no rule names.
+	c := a.connect("proxy.example", 8080)
+	if status, _ := asked(t, c, bufio.NewReader(c), "CONNECT proxy.example:22 HTTP/1.1\r\nHost: proxy.example:22\r\n\r\n"); status != 403 {
+		t.Errorf("a port of the proxy: got %d", status)
+	}
+}
