@@ -159,6 +159,7 @@ here-check:
 
 here-test: build here-check
 	@packaging/dev/npm-runtimes.sh >/dev/null
+	@packaging/dev/npm-peer.sh >/dev/null
 	go run ./cmd/internal/testrun -race '$(raced)' -must packaging/dev/must-run.txt -machines '$(MACHINES)' \
 		-run '$(RUN)' $(if $(PKG)$(RUN),,-fuzz $(FUZZTIME)) $(PKG)
 	@if [ -z '$(PKG)$(RUN)' ]; then $(MAKE) --no-print-directory here-attack; fi

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the sandbox-runtime package that `make bench` measures the network beside, pinned by
+# Installs the sandbox-runtime package that `make bench` measures the network beside, and that
+# the tests run inside as the sandbox of Claude Code that it is, pinned by
 # peer/package-lock.json, below ~/.cache/agentconnect-dev/peer, and prints the path of its command.
 # No install script runs. Where npm or the registry is missing it says why and fails: the
 # benchmark leaves that column out then.
@@ -22,4 +23,6 @@ if [ ! -e "$set_dir/complete" ]; then
 	fi
 	touch "$set_dir/complete"
 fi
+ln -sfn "$(basename "$set_dir")" "$base/current.new"
+mv -T "$base/current.new" "$base/current" # where the tests look
 printf '%s\n' "$set_dir/node_modules/.bin/srt"

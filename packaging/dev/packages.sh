@@ -12,11 +12,13 @@ need=(bwrap:bubblewrap rg:ripgrep socat:socat git:git make:make)
 case "${1:-}" in
 run | lint) ;;
 bench) need+=(node:nodejs npm:npm gnuplot:gnuplot-nox) ;;
-test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc musl-gcc:musl-tools) ;;
+# An SSH server without a service: openssh-server would open port 22 of this machine.
+test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc musl-gcc:musl-tools
+	curl:curl ssh:openssh-client dropbearkey:dropbear-bin gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server) ;;
 *) say "usage: packages.sh run|test|lint|bench" && exit 2 ;;
 esac
 
-lookup=$PATH
+lookup=$PATH:/usr/sbin # where Debian has servers
 [ "$(id -u)" -ne 0 ] || lookup=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 missing=()

@@ -49,8 +49,8 @@ func spoken() bool {
 	return true
 }
 
-// authority is a certificate authority of the test, and a certificate of it for name.
-func authority(t *testing.T, name string) (ca string, cert tls.Certificate) {
+// authority is a certificate authority of the test, and a certificate of it for names.
+func authority(t *testing.T, names ...string) (ca string, cert tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -58,7 +58,7 @@ func authority(t *testing.T, name string) (ca string, cert tls.Certificate) {
 	}
 	of := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		DNSNames: []string{name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		DNSNames: names, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, of, of, key.Public(), key)

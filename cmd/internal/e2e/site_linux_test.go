@@ -26,7 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dialed() || spoken() || swapped() {
+	if dialed() || spoken() || swapped() || hosted() {
 		return
 	}
 	code := m.Run()
@@ -538,11 +538,11 @@ func (s *site) one(name string) process {
 
 // namespace puts the site into user and mount namespaces of its own, where setup (a
 // shell script with all capabilities) has changed what it wants. The function that it
-// returns runs further such scripts.
-func (s *site) namespace(setup string) func(script string) {
+// returns runs further such scripts. more are namespaces as unshare and nsenter call them.
+func (s *site) namespace(setup string, more ...string) func(script string) {
 	s.t.Helper()
-	cmd := exec.Command("unshare", "--user", "--mount", "--map-current-user", "--keep-caps", "--propagation", "private", "/bin/sh", "-c",
-		`while read -r line; do eval "$line" && echo done || echo "failed: $line"; done`)
+	cmd := exec.Command("unshare", slices.Concat([]string{"--user", "--mount", "--map-current-user", "--keep-caps", "--propagation", "private"}, more,
+		[]string{"/bin/sh", "-c", `while read -r line; do eval "$line" && echo done || echo "failed: $line"; done`})...)
 	var errs output
 	cmd.Env, cmd.Dir, cmd.Stderr = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "/", &errs
 	cmd.WaitDelay = time.Second
@@ -571,7 +571,7 @@ func (s *site) namespace(setup string) func(script string) {
 	do("true")
 	do(setup)
 	// Entering by the namespace's owner; a program started so has no capability.
-	s.within = []string{"nsenter", "--preserve-credentials", "--user", "--mount", "--target", strconv.Itoa(cmd.Process.Pid), "--"}
+	s.within = slices.Concat([]string{"nsenter", "--preserve-credentials", "--user", "--mount"}, more, []string{"--target", strconv.Itoa(cmd.Process.Pid), "--"})
 	s.view = fmt.Sprintf("/proc/%d/root", cmd.Process.Pid)
 	s.t.Cleanup(s.close) // before the namespaces end
 	return do
