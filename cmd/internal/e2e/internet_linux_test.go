@@ -52,8 +52,8 @@ func hosted() bool {
 
 // internet is the namespace of the hosts.
 type internet struct {
-	s  *site
-	ns string // a file that holds it, in the site's mount namespace
+	s     *site
+	enter []string // how a command gets there
 }
 
 // newInternet puts the site into a network of its own, with the internet behind it. Each name
@@ -66,7 +66,7 @@ func newInternet(s *site, names ...string) (*internet, map[string]string) {
 			t.Skip("missing: ip (iproute2)")
 		}
 	}
-	in := &internet{s: s, ns: s.write("internet", "")}
+	ns := s.write("internet", "") // a file that holds the namespace
 	addrs, hosts, add := map[string]string{}, "127.0.0.1 localhost\n", ""
 	for i, name := range names {
 		addrs[name] = fmt.Sprintf("93.184.216.%d", 34+i)
@@ -75,29 +75,25 @@ func newInternet(s *site, names ...string) (*internet, map[string]string) {
 	}
 	do := s.namespace("true", "--net")
 	for _, line := range []string{
-		"unshare --net=" + in.ns + " true",
+		"unshare --net=" + ns + " true",
 		"mount --bind " + s.write("hosts", hosts) + " /etc/hosts",
 		"mount --bind " + s.write("resolv.conf", "nameserver 10.77.0.1\n") + " /etc/resolv.conf", // where nobody answers, which is said at once
-		"ip link set lo up && ip link add h0 type veth peer name i0 && ip link set i0 netns " + in.ns,
+		"ip link set lo up && ip link add h0 type veth peer name i0 && ip link set i0 netns " + ns,
 		"ip addr add 10.77.0.1/24 dev h0 && ip link set h0 up && ip route add default via 10.77.0.2",
-		"nsenter --net=" + in.ns + ` sh -ec "ip link set lo up; ip addr add 10.77.0.2/24 dev i0; ip link set i0 up; ip route add default via 10.77.0.1; ` + add +
+		"nsenter --net=" + ns + ` sh -ec "ip link set lo up; ip addr add 10.77.0.2/24 dev i0; ip link set i0 up; ip route add default via 10.77.0.1; ` + add +
 			// Servers there are no root's, and have the ports of servers.
 			`echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start"`,
 	} {
 		do(line)
 	}
+	in := &internet{s, slices.Clone(s.within)}
+	in.enter[slices.Index(in.enter, "--net")] = "--net=" + s.view + ns
 	return in, addrs
 }
 
 // command is a program on a host of the internet.
 func (in *internet) command(argv ...string) *exec.Cmd {
-	enter := slices.Clone(in.s.within[:len(in.s.within)-1])
-	for i, word := range enter {
-		if word == "--net" {
-			enter[i] = "--net=" + in.s.view + in.ns
-		}
-	}
-	argv = slices.Concat(enter, []string{"--"}, argv)
+	argv = slices.Concat(in.enter, argv)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env, cmd.Dir = in.s.env, in.s.base
 	return cmd

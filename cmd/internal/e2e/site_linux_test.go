@@ -26,7 +26,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dialed() || spoken() || swapped() || hosted() {
+	if dialed() || spoken() || swapped() || hosted() || withoutNFT() {
 		return
 	}
 	code := m.Run()
