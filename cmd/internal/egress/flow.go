@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -543,7 +544,10 @@ func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
 			return &writeError{err}
 		}
 		in.take(len(head))
-		if err := f.body(in, r.length); err != nil {
+		switch err := f.body(in, r.length); {
+		case errors.Is(err, errBadHTTP):
+			return f.refuseRequest(false, &refusal{why: "the body of a request is " + errBadBody.Error(), http: true})
+		case err != nil:
 			return err
 		}
 		if !switching {
@@ -659,15 +663,14 @@ func (f *flow) refuseRequest(first bool, no *refusal) error {
 // body sends a request's body on.
 func (f *flow) body(in *intake, length int64) error {
 	if length >= 0 {
+		if err := f.noRequest(in, length); err != nil {
+			return err
+		}
 		return f.exactly(in, length)
 	}
 	for {
-		line, err := f.line(in, maxChunkLine)
-		if err != nil {
-			return err
-		}
-		size, err := chunkSize(line)
-		if err != nil {
+		var size int64
+		if _, err := f.line(in, maxChunkLine, func(line string) (err error) { size, err = chunkSize(line); return err }); err != nil {
 			return err
 		}
 		if size == 0 {
@@ -676,13 +679,41 @@ func (f *flow) body(in *intake, length int64) error {
 		if err := f.exactly(in, size); err != nil {
 			return err
 		}
-		if line, err := f.line(in, 2); err != nil || line != "" {
-			return errors.Join(err, errBadHTTP)
+		if _, err := f.line(in, 2, func(string) error { return nil }); err != nil {
+			return err
 		}
 	}
 	for { // trailers
-		line, err := f.line(in, maxChunkLine)
+		line, err := f.line(in, maxChunkLine, trailer)
 		if err != nil || line == "" {
+			return err
+		}
+	}
+}
+
+// noRequest looks at how a body of length bytes begins: some servers read the body of a GET
+// as the next request. Nothing is held back of what is no line yet.
+func (f *flow) noRequest(in *intake, length int64) error {
+	for {
+		b := in.held()
+		whole := int64(len(b)) >= length
+		if whole {
+			b = slices.Concat(b[:length], []byte{'\n'}) // whatever comes behind it
+		}
+		switch looksLikeHTTP(b) {
+		case alike:
+			return errBadHTTP
+		case unlike:
+			return nil
+		case unsure:
+		}
+		if whole || len(b) > maxHead {
+			return nil
+		}
+		if err := f.send(in, len(b)); err != nil {
+			return err
+		}
+		if err := in.more(); err != nil {
 			return err
 		}
 	}
@@ -708,13 +739,28 @@ func (f *flow) exactly(in *intake, n int64) error {
 	return nil
 }
 
-// line sends a line on that is not longer than most, without its end.
-func (f *flow) line(in *intake, most int) (string, error) {
+// trailer judges a line behind the last chunk: for a server that knows no trailers a request
+// would begin there.
+func trailer(line string) error {
+	if name, _, ok := strings.Cut(line, ":"); line != "" && (!ok || !token(name)) {
+		return errBadHTTP
+	}
+	return nil
+}
+
+// line sends a line on that has at most most bytes and that fits, and gives it without its end.
+func (f *flow) line(in *intake, most int, fits func(string) error) (string, error) {
 	for {
 		b := in.held()
 		for i, c := range b {
 			if c == '\n' {
+				if i >= most {
+					return "", errBadHTTP
+				}
 				text, _, err := cutLine(b[:i+1])
+				if err == nil {
+					err = fits(text)
+				}
 				if err != nil {
 					return "", err
 				}

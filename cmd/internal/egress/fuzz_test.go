@@ -110,7 +110,7 @@ func FuzzHello(f *testing.F) {
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", "POST /x HTTP/1.0\r\nHost: a:80\r\nContent-Length: 5\r\n\r\n",
-		"GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS * HTTP/1.1\nHost: a\n\n",
+		"GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n", "CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", "GET / HTTP/1.1\r\nHost: [::1]:80\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n",
 	} {
 		f.Add([]byte(s))

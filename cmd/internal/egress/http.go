@@ -21,6 +21,7 @@ const (
 
 var (
 	errBadHTTP = errors.New("not a request that every server reads in the same way")
+	errBadBody = errors.New("one that not every server reads in the same way")
 	errNoHost  = errors.New("names no host")
 )
 
@@ -311,14 +312,17 @@ func bodyLength(lengths, codings []string, old bool) (int64, error) {
 	return 0, nil
 }
 
-// cutLine takes a line off; CR is allowed in front of LF and nowhere else, as is no byte
-// that some servers end a line or a text at.
+// cutLine takes a line off. It ends in CR LF: servers differ in whether LF alone ends one. In
+// it is no byte that some servers end a line or a text at.
 func cutLine(b []byte) (line string, rest []byte, err error) {
 	i := bytes.IndexByte(b, '\n')
 	if i < 0 {
 		return "", nil, errBadHTTP
 	}
-	raw := bytes.TrimSuffix(b[:i], []byte{'\r'})
+	raw, ok := bytes.CutSuffix(b[:i], []byte{'\r'})
+	if !ok {
+		return "", nil, errBadHTTP
+	}
 	for _, c := range raw {
 		if c < ' ' && c != '\t' || c == 0x7f {
 			return "", nil, errBadHTTP
@@ -356,11 +360,11 @@ func (r *request) passOn(head []byte) []byte {
 	return out
 }
 
-// chunkSize reads the line in front of a chunk: the size of what follows in bytes.
+// chunkSize reads the line in front of a chunk: the size of what follows in bytes. A blank
+// could make a request of it for a server that knows no chunks.
 func chunkSize(line string) (int64, error) {
 	digits, _, _ := strings.Cut(line, ";")
-	digits = strings.TrimRight(digits, " \t")
-	if len(digits) == 0 || len(digits) > 15 {
+	if len(digits) == 0 || len(digits) > 15 || strings.ContainsAny(line, " \t") {
 		return 0, errBadHTTP
 	}
 	for i := range len(digits) {

@@ -135,6 +135,128 @@ func TestRequestsThatOnlySomeServersTake(t *testing.T) {
 	}
 }
 
+// keepHosts is pythonHosts with connections that are kept.
+var keepHosts = strings.Replace(pythonHosts, "class H(http.server.BaseHTTPRequestHandler):", "class H(http.server.BaseHTTPRequestHandler):\n    protocol_version = 'HTTP/1.1'", 1)
+
+// crlfServer is a server by the letter: a line ends in CR LF and in nothing else, what stands
+// behind a chunk's length is passed over, and there are no trailers. evil is told of each
+// request for another host.
+func crlfServer(evil chan<- string) func(net.Conn) {
+	return func(c net.Conn) {
+		in := bufio.NewReader(c)
+		line := func() (string, error) {
+			var b []byte
+			for !bytes.HasSuffix(b, []byte("\r\n")) {
+				c, err := in.ReadByte()
+				if err != nil {
+					return "", err
+				}
+				b = append(b, c)
+			}
+			return string(b[:len(b)-2]), nil
+		}
+		for {
+			length, chunked, host := 0, false, ""
+			for first := true; ; first = false {
+				l, err := line()
+				if err != nil {
+					return
+				}
+				if l == "" && !first {
+					break
+				}
+				name, value, _ := strings.Cut(l, ": ")
+				switch name {
+				case "Host":
+					host = value
+				case "Content-Length":
+					length, _ = strconv.Atoi(value)
+				case "Transfer-Encoding":
+					chunked = true
+				}
+			}
+			for chunked {
+				l, err := line()
+				if err != nil {
+					return
+				}
+				size, _, _ := strings.Cut(l, ";")
+				n, _ := strconv.ParseInt(size, 16, 32)
+				if n == 0 {
+					break
+				}
+				if _, err := in.Discard(int(n) + 2); err != nil {
+					return
+				}
+			}
+			if _, err := in.Discard(length); err != nil {
+				return
+			}
+			if host == "evil.net" {
+				evil <- host
+			}
+			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\npage of %s", 8+len(host), host)
+		}
+	}
+}
+
+// CASES 30: a request that hides in another one's body, for a server that reads bodies in its
+// own way.
+func TestRequestsThatHideInABody(t *testing.T) {
+	w := theWorld(t)
+	evil := make(chan string, 8)
+	w.server(t, w.internet, webA+":80", crlfServer(evil))
+	w.serverProgram(t, "/usr/bin/python3", "-u", "-c", keepHosts) // reads no body of a GET
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com"))
+	hidden := "GET /hidden HTTP/1.1\r\nHost: evil.net\r\n\r\n"
+	last := "0\r\n\r\n" + hidden
+	chunked := "POST / HTTP/1.1\r\nHost: example.com\r\nTransfer-Encoding: chunked\r\n\r\n"
+	for what, test := range map[string]struct {
+		port int
+		raw  string
+	}{
+		"in the body of a GET":                    {8080, fmt.Sprintf("GET / HTTP/1.1\r\nHost: example.com\r\nContent-Length: %d\r\n\r\n%s", len(hidden), hidden)},
+		"its end left to the next one":            {8080, "GET / HTTP/1.1\r\nHost: example.com\r\nContent-Length: 21\r\n\r\nGET /hidden HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+		"behind a chunk's line that ends in LF":   {80, chunked + fmt.Sprintf("2;\nxx\r\n%02x\r\n%s\r\n0\r\n\r\n", len(last), last)},
+		"behind a header that LF ends":            {80, fmt.Sprintf("POST / HTTP/1.1\r\nHost: example.com\r\nX: y\nContent-Length: %d\r\n\r\n%s", len(hidden), hidden)},
+		"as a trailer, for one that has no such":  {80, chunked + "0\r\n" + hidden},
+		"as a body's end that a second LF begins": {80, chunked + "0\r\n\nGET /hidden HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			talk := func(c net.Conn) string {
+				_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+				_, _ = io.WriteString(c, test.raw)
+				b, _ := io.ReadAll(c)
+				return string(b)
+			}
+			direct, err := net.Dial("tcp", net.JoinHostPort(webA, strconv.Itoa(test.port)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer direct.Close()
+			if got := talk(direct); !strings.Contains(got, "page of evil.net") {
+				t.Errorf("the control: %q", got)
+			}
+			for len(evil) > 0 {
+				<-evil
+			}
+			if got := talk(a.connect("example.com", test.port)); strings.Contains(got, "page of evil.net") || len(evil) > 0 {
+				t.Errorf("inside: %q, %d requests", got, len(evil))
+			}
+		})
+	}
+	// Bodies that are none of that arrive whole.
+	for _, body := range []string{"GET", "get /hidden HTTP", strings.Repeat("a", 70<<10), `{"query": "GET / HTTP/1.1"}`, "line\nGET / HTTP/1.1\r\n"} {
+		c := a.connect("example.com", 80)
+		raw := fmt.Sprintf("POST / HTTP/1.1\r\nHost: example.com\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		if status, page := asked(t, c, bufio.NewReader(c), raw); status != 200 || page != "page of example.com" {
+			t.Errorf("%.20q: got %d %q", body, status, page)
+		}
+		c.Close()
+	}
+}
+
 // before puts something in front of what is first written, or changes it.
 type before struct {
 	net.Conn
