@@ -359,6 +359,9 @@ func (g *Gateway) exchange(ctx context.Context, name string, kind uint16) (*dns.
 	if err != nil {
 		return nil, err
 	}
+	if len(conf.Servers) == 0 {
+		return nil, fmt.Errorf("%s names no name server", g.resolvConf)
+	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
 	m := new(dns.Msg)

@@ -66,6 +66,11 @@ func TestAnswersOfNames(t *testing.T) {
 	if m := a.ask("_sip._tcp.example.com", dns.TypeSRV); len(m.Answer) != 1 {
 		t.Errorf("SRV: got %v", m)
 	}
+	a.g.resolvConf = "/dev/null" // a host without name servers: its hosts file may do for it
+	if m := a.ask("example.com", dns.TypeTXT); m.Rcode != dns.RcodeServerFailure {
+		t.Errorf("without name servers: got %v", m)
+	}
+	a.g.resolvConf = "/etc/resolv.conf"
 	if m := a.ask("evil.net", dns.TypeTXT); m.Rcode != dns.RcodeNameError || !blocked(m) {
 		t.Errorf("TXT of a denied name: got %v", m)
 	}

@@ -22,7 +22,7 @@ import (
 // no rule allows is looked up.
 func FuzzDNS(f *testing.F) {
 	for _, name := range []string{"example.com.", "evil.net.", "34.216.184.93.in-addr.arpa.", "host.", "localhost."} {
-		for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeHTTPS, dns.TypeANY} {
+		for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeHTTPS, dns.TypeANY, dns.TypeTXT} {
 			m := new(dns.Msg)
 			m.SetQuestion(name, kind)
 			m.SetEdns0(4096, true)
