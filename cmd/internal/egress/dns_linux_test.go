@@ -150,6 +150,16 @@ func TestNamesAreNoWayOut(t *testing.T) {
 	if w.asked("exfil-zone.net") || w.asked("secret.example.com") {
 		t.Error("the host's name server was asked")
 	}
+	// CASES 32: names that are like an allowed one, which exist.
+	for _, name := range []string{"evil-example.com", "example.com.evil.net", "xexample.com", "example.comx", "example.co", "sub.example.com"} {
+		w.name(t, name, "A "+webB)
+		if m := a.ask(name, dns.TypeA); m.Rcode != dns.RcodeNameError || !blocked(m) || w.asked(name) {
+			t.Errorf("%s: got %v", name, m)
+		}
+	}
+	if got := a.addrs("EXAMPLE.com."); len(got) != 1 || got[0] != webA {
+		t.Errorf("EXAMPLE.com.: got %v", got)
+	}
 	// Another class, several questions, an update, an answer: nothing goes up, nothing breaks.
 	a.askRaw(t, func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }, dns.RcodeRefused)
 	a.askRaw(t, func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }, dns.RcodeFormatError)

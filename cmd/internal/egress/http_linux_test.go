@@ -206,6 +206,12 @@ func TestUpgrades(t *testing.T) {
 	if status != 200 || !strings.Contains(body, `upgrade=""`) {
 		t.Errorf("got %d %q", status, body)
 	}
+	// TLS in the middle of a connection, of which the name would not be looked at.
+	c = a.connect("example.com", 80)
+	status, body = asked(t, c, bufio.NewReader(c), "GET /tls HTTP/1.1\r\nHost: example.com\r\nConnection: Upgrade\r\nUpgrade: foo, TLS/1.0\r\n\r\n")
+	if status != 200 || !strings.Contains(body, `upgrade=""`) {
+		t.Errorf("got %d %q", status, body)
+	}
 }
 
 // CASES 30.
