@@ -131,14 +131,65 @@ func pump(dst, src stream, count *atomic.Uint64, g *gate) error {
 	if err != nil {
 		return err
 	}
-	return splicePump(to, from, -1, count, func() (bool, error) {
+	look := func() (bool, error) {
 		if !g.wants() {
 			return false, nil
 		}
 		in := newIntake(src)
 		defer in.release()
 		return true, g.look(in, dst, count)
+	}
+	if end, err := pumpLittle(d, s, from, count, g); end || err != nil {
+		return err
+	}
+	return splicePump(to, from, -1, count, look)
+}
+
+// little is what a copy is cheaper for than a pipe, in bytes.
+const little = firstBytes
+
+// pumpLittle copies until there is more at once, or the end. Many connections never have more.
+func pumpLittle(dst, src *net.TCPConn, from syscall.RawConn, count *atomic.Uint64, g *gate) (end bool, err error) {
+	for {
+		in, err := readLittle(src, from)
+		if in == nil {
+			return err == nil, err
+		}
+		n := len(in.held())
+		if g.wants() {
+			err = g.look(in, dst, count)
+		} else {
+			var m int
+			m, err = dst.Write(in.held())
+			count.Add(uint64(m))
+			if err != nil {
+				err = &writeError{err}
+			}
+		}
+		in.release()
+		if err != nil || n == little {
+			return false, err
+		}
+	}
+}
+
+// readLittle waits until there is something, and reads some of it; nil without an error: the
+// end. Whoever waits holds no memory.
+func readLittle(src *net.TCPConn, from syscall.RawConn) (in *intake, err error) {
+	var rerr error
+	err = from.Read(func(fd uintptr) bool {
+		in = newIntake(src)
+		if in.to, rerr = recv(int(fd), in.buf, 0); in.to > 0 {
+			return true
+		}
+		in.release()
+		in = nil
+		return !errors.Is(rerr, unix.EAGAIN)
 	})
+	if err == nil && in == nil {
+		err = rerr
+	}
+	return in, err
 }
 
 // pumpN copies n bytes; io.ErrUnexpectedEOF when src ends before.
@@ -195,7 +246,7 @@ func waitReadable(from syscall.RawConn) (end bool, err error) {
 	var n int
 	var rerr error
 	err = from.Read(func(fd uintptr) bool {
-		n, rerr = recvPeek(int(fd), one[:])
+		n, rerr = recv(int(fd), one[:], unix.MSG_PEEK)
 		return !errors.Is(rerr, unix.EAGAIN)
 	})
 	if err != nil {
@@ -204,9 +255,10 @@ func waitReadable(from syscall.RawConn) (end bool, err error) {
 	return n == 0 && rerr == nil, rerr
 }
 
-func recvPeek(fd int, b []byte) (int, error) {
+// recv does not wait.
+func recv(fd int, b []byte, flags int) (int, error) {
 	for {
-		n, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		n, _, err := unix.Recvfrom(fd, b, flags|unix.MSG_DONTWAIT)
 		if err != unix.EINTR {
 			return n, err
 		}
