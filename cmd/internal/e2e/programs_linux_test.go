@@ -203,3 +203,38 @@ func TestAnInnerSandboxsProxyGoesOutThroughOurs(t *testing.T) {
 		t.Errorf("the record does not tell what the inner one was refused: %s", log)
 	}
 }
+
+// What an agent used is counted and recorded, and the rules made of it are enough for another
+// one, and for nothing else.
+func TestWhatWasUsedIsCountedAndSuggestedAndIsEnough(t *testing.T) {
+	s := newSite(t)
+	in, addrs := newInternet(s, "one.example", "two.example", "three.example")
+	s.start()
+	in.web(addrs)
+	s.add("alice", "--network", "open", "--deny", "three.example")
+	s.ok("agent", "start", "alice")
+	get := "curl -sSk --max-time 20 http://$HOST/"
+	tls := "curl -sSk --max-time 20 https://$HOST/"
+	s.judged(t, "alice", "one.example", get, "page of one.example", true)
+	s.judged(t, "alice", "two.example", tls, "page of two.example", true)
+	s.judged(t, "alice", "three.example", get, "page of three.example", false)
+	var st string
+	s.until("status counts them", func() bool {
+		st = s.ok("status")
+		return strings.Contains(st, "egress 2 allowed 1 denied")
+	})
+	for _, want := range []string{"allowed one.example:80 at " + addrs["one.example"], "allowed two.example:443 at " + addrs["two.example"], "denied  name three.example by the rule three.example"} {
+		if log := s.ok("egress", "alice"); !strings.Contains(log, want) {
+			t.Errorf("the record lacks %q: %s", want, log)
+		}
+	}
+	flags := []string{"--network", "allowlist"}
+	for rule := range strings.Lines(s.ok("egress", "alice", "--suggest")) {
+		flags = append(flags, "--allow", strings.TrimSpace(rule))
+	}
+	s.add("bob", flags...)
+	s.judged(t, "bob", "one.example", get, "page of one.example", true)
+	s.judged(t, "bob", "two.example", tls, "page of two.example", true)
+	s.judged(t, "bob", "one.example", tls, "page of one.example", false)
+	s.judged(t, "bob", "three.example", get, "page of three.example", false)
+}
