@@ -6,6 +6,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -644,8 +645,18 @@ func ownerOf(sorted []rule, path string) rule {
 
 // comparePaths orders paths so that a directory comes before what lies in it.
 func comparePaths(a, b string) int {
-	// "/" sorts before every other byte that can follow a common prefix.
-	return strings.Compare(strings.ReplaceAll(a, "/", "\x00"), strings.ReplaceAll(b, "/", "\x00"))
+	for i := range min(len(a), len(b)) {
+		switch x, y := a[i], b[i]; {
+		case x == y:
+		case x == '/': // before every other byte that can follow a common prefix
+			return -1
+		case y == '/':
+			return 1
+		default:
+			return cmp.Compare(x, y)
+		}
+	}
+	return cmp.Compare(len(a), len(b))
 }
 
 // layout orders the rules into mounts, drops what changes nothing, and adds pins.

@@ -19,7 +19,6 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/sandbox"
-	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
 
@@ -31,7 +30,7 @@ func measurements(gigabytes int) []measurement {
 		{"mounts", func(ctx context.Context, pairs int) ([]figures.Figure, error) {
 			return start(ctx, max(pairs/5, 3), 500, figures.Figure{Key: "mounts/500", What: "boundary start, 500 more mounts", Wanted: "≤ 0.2"})
 		}},
-		{"look", gitLook},
+		{"trees", startsInTrees},
 		{"exec", execTrip},
 		{"probe", probeTime},
 		{"relay/latency", relayLatency},
@@ -427,63 +426,4 @@ func relayThroughput(ctx context.Context, _ int) ([]figures.Figure, error) {
 func median(v []float64) float64 {
 	s := slices.Sorted(slices.Values(v))
 	return s[len(s)/2]
-}
-
-// gitLook measures what a start adds for its look through the workspace, beside ripgrep
-// listing the same tree.
-func gitLook(ctx context.Context, pairs int) ([]figures.Figure, error) {
-	var all []figures.Figure
-	for _, size := range []struct{ repositories, files int }{{1, 10}, {50, 1_000}, {400, 1_000}, {1, 100_000}} {
-		b, err := newBed()
-		if err != nil {
-			return nil, err
-		}
-		f, err := gitLookIn(ctx, b, size.repositories, size.files, max(pairs/10, 3))
-		b.close()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, f)
-	}
-	return all, nil
-}
-
-func gitLookIn(ctx context.Context, b *bed, repositories, files, pairs int) (f figures.Figure, err error) {
-	for i := range repositories {
-		dir := filepath.Join(b.policy.Workspace, fmt.Sprint("g", i%20), fmt.Sprint("r", i))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return f, err
-		}
-		if out, err := exec.CommandContext(ctx, "git", "init", "-q", dir).CombinedOutput(); err != nil {
-			return f, fmt.Errorf("git init: %w: %s", err, out)
-		}
-	}
-	for i := range files {
-		dir := filepath.Join(b.policy.Workspace, "src", strconv.Itoa(i/1000), strconv.Itoa(i/50))
-		if i%50 == 0 {
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return f, err
-			}
-		}
-		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
-			return f, err
-		}
-	}
-	var ours, peers []float64
-	for range pairs {
-		began := time.Now()
-		found := gitseal.Find(gitseal.Options{Roots: []string{b.policy.Workspace}, Home: b.policy.Home})
-		ours = append(ours, float64(time.Since(began).Microseconds())/1000)
-		if len(found.Repositories) != repositories {
-			return f, fmt.Errorf("%d repositories of %d were found", len(found.Repositories), repositories)
-		}
-		began = time.Now()
-		if err := exec.CommandContext(ctx, "rg", "--files", "--hidden", "--no-ignore", b.policy.Workspace).Run(); err != nil {
-			return f, fmt.Errorf("rg: %w", err)
-		}
-		peers = append(peers, float64(time.Since(began).Microseconds())/1000)
-	}
-	f = figures.Figure{Key: fmt.Sprintf("look/%d-repositories/%d-files", repositories, files), What: fmt.Sprintf("look for git, %d repositories, %d files", repositories, files),
-		Unit: "ms", Ours: median(ours), Wanted: "≤ 1.5"}
-	return f.Beside(figures.Peer{Name: "rg --files", Value: median(peers)}), nil
 }

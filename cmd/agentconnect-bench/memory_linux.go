@@ -22,6 +22,33 @@ import (
 	"agentconnect.md/sandbox/sandbox"
 )
 
+// spec has a supervisor start argv as the runtime.
+func (b *bed) spec(argv ...string) wire.Spec {
+	return wire.Spec{
+		Version: wire.Version, Agent: "a", Sandboxed: true, Policy: b.policy, Argv: argv,
+		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + b.dir}, Dir: b.policy.Workspace, Socket: filepath.Join(b.dir, "a.sock"),
+		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, StopGrace: wire.Duration(time.Second), KillGrace: wire.Duration(time.Second),
+	}
+}
+
+// supervise starts a supervisor.
+func (b *bed) supervise(ctx context.Context, spec wire.Spec, env ...string) (*exec.Cmd, error) {
+	sealed, err := launch.Sealed("spec", spec)
+	if err != nil {
+		return nil, err
+	}
+	defer sealed.Close()
+	cmd := exec.CommandContext(ctx, b.programs.Supervisor)
+	cmd.Env = append([]string{}, env...) // never nil, which would be ours
+	cmd.ExtraFiles = []*os.File{sealed}
+	return cmd, cmd.Start()
+}
+
+func stopped(cmd *exec.Cmd) {
+	cmd.Process.Signal(os.Interrupt)
+	_ = cmd.Wait()
+}
+
 // memory measures a supervisor with its runtime and one attached client at rest.
 func memory(ctx context.Context, _ int) ([]figures.Figure, error) {
 	b, err := newBed()
@@ -29,31 +56,17 @@ func memory(ctx context.Context, _ int) ([]figures.Figure, error) {
 		return nil, err
 	}
 	defer b.close()
-	spec := wire.Spec{
-		Version: wire.Version, Agent: "a", Sandboxed: true, Policy: b.policy, Argv: []string{sandbox.GuestPath, "selftest"},
-		Env: []string{"PATH=/usr/bin:/bin", "HOME=" + b.dir}, Dir: b.policy.Workspace, Socket: filepath.Join(b.dir, "a.sock"),
-		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, StopGrace: wire.Duration(time.Second), KillGrace: wire.Duration(time.Second),
-	}
-	sealed, err := launch.Sealed("spec", spec)
-	if err != nil {
-		return nil, err
-	}
-	defer sealed.Close()
 	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(b.dir, "n"), Net: "unixgram"})
 	if err != nil {
 		return nil, err
 	}
 	defer notify.Close()
-	cmd := exec.CommandContext(ctx, b.programs.Supervisor)
-	cmd.Env = []string{"NOTIFY_SOCKET=" + filepath.Join(b.dir, "n")}
-	cmd.ExtraFiles = []*os.File{sealed}
-	if err := cmd.Start(); err != nil {
+	spec := b.spec(sandbox.GuestPath, "selftest")
+	cmd, err := b.supervise(ctx, spec, "NOTIFY_SOCKET="+filepath.Join(b.dir, "n"))
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
-	}()
+	defer stopped(cmd)
 	buf := make([]byte, 4096)
 	if err := notify.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		return nil, err

@@ -38,8 +38,8 @@ var sections = []section{
 		text: "From the call to the first instruction of the program inside. Directly: the launcher and bubblewrap, beside bubblewrap given the same mounts.\n" +
 			"Under systemd: from `StartTransientUnit` for `agent@ID.service`, with the supervisor, its scope and the start gate, beside `systemd-run --user --scope bwrap` with the same mounts.",
 		bars: []plot{{file: "start", title: "start, ms (median)", keys: []string{"start/default", "start/sandbox-runtime", "systemd/start/none", "exec/true"}, log: true}}},
-	{title: "Start by the size of the workspace", names: []string{"look", "workspace"},
-		text: "What a start adds for its look for git repositories, beside `rg --files` on the same tree."},
+	{title: "Start by the size of the workspace", names: []string{"trees"},
+		text: "The look for git repositories that each start takes, and the whole start from the supervisor's fork to the runtime's first word with all found sealed, beside `rg --files` on the same tree."},
 	{title: "Memory", names: []string{"memory"},
 		text: "Proportional set size: pages that processes share are counted once.",
 		bars: []plot{{file: "memory", title: "memory of an agent without its runtime, MB", keys: []string{"memory/sandbox-runtime"}}}},

@@ -3,7 +3,6 @@ package gitseal
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,8 +27,12 @@ const (
 
 // finder gathers what is found.
 type finder struct {
-	o     Options
-	root  int // the host's /
+	o    Options
+	root int // the host's /
+	// dir is the git directory that is looked at, without a link on its way, and at is open on
+	// it: what lies in it costs a look by name. at is -1 for none.
+	dir   string
+	at    int
 	found Found
 	seals map[string]sandbox.Seal
 	plain map[string]bool // see walked
@@ -41,6 +44,7 @@ type finder struct {
 	notes  map[string]bool
 	// configs are the files read so far: the user's own belong to every repository.
 	configs map[string][]Entry
+	buf     [16 << 10]byte // for the names in a folder
 }
 
 type top struct {
@@ -52,7 +56,7 @@ type top struct {
 // agent could make one.
 func Find(o Options) *Found {
 	f := &finder{
-		o: o, root: -1, seals: map[string]sandbox.Seal{}, done: map[string]bool{}, tops: map[string][]top{}, absent: map[string]bool{}, notes: map[string]bool{}, configs: map[string][]Entry{},
+		o: o, root: -1, at: -1, seals: map[string]sandbox.Seal{}, done: map[string]bool{}, tops: map[string][]top{}, absent: map[string]bool{}, notes: map[string]bool{}, configs: map[string][]Entry{},
 	}
 	var err error
 	if f.root, err = pathfd.Open("/"); err == nil {
@@ -137,30 +141,79 @@ func (f *finder) throwaway(path string) bool {
 	return !slices.ContainsFunc(f.o.Roots, func(r string) bool { return inside(path, r) && !Throwaway(r, path) })
 }
 
+// enter keeps the git directory dir open until the function that it returns is called.
+func (f *finder) enter(dir string) (leave func()) {
+	before, at := f.dir, f.at
+	fd, err := pathfd.Absolute(f.root, dir, unix.O_DIRECTORY)
+	if err != nil {
+		fd = -1
+	}
+	f.dir, f.at = dir, fd
+	return func() {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		f.dir, f.at = before, at
+	}
+}
+
+// below gives the name of path in the git directory that is open, if it lies there.
+func (f *finder) below(path string) (name string, ok bool) {
+	if f.at < 0 || len(path) <= len(f.dir) || !inside(path, f.dir) {
+		return "", false
+	}
+	return path[len(f.dir)+1:], true
+}
+
+// open opens a path without a link on the way; the link itself, if it is one.
+func (f *finder) open(path string) (int, error) {
+	if name, ok := f.below(path); ok {
+		return pathfd.Beneath(f.at, name, 0)
+	}
+	return pathfd.Absolute(f.root, path, 0)
+}
+
+// kind says what stands at a path that has no link on the way (unix.S_IFMT).
+func (f *finder) kind(path string) (mode uint32, err error) {
+	if name, ok := f.below(path); ok && !strings.Contains(name, "/") {
+		var st unix.Stat_t
+		err := unix.Fstatat(f.at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		return st.Mode & unix.S_IFMT, err
+	}
+	fd, err := f.open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	return pathfd.Mode(fd)
+}
+
 // seal makes what stands at path unchangeable, whatever it is; nothing there is nothing to
 // seal. It reports whether something is there.
 func (f *finder) seal(path, why string) bool {
-	if link := f.linkAbove(path); link != "" {
-		// A mount point with a link on the way is none: the link stays what it is, and what it
-		// leads to is sealed where it is.
-		f.seal(link, why)
-		if dir, kind, err := resolve(filepath.Dir(path)); err == nil && kind == sandbox.KindDir && f.writable(dir) {
-			return f.seal(filepath.Join(dir, filepath.Base(path)), why)
+	mode, err := f.kind(path)
+	if errors.Is(err, unix.ELOOP) {
+		if link := f.linkAbove(path); link != "" {
+			// A mount point with a link on the way is none: the link stays what it is, and what it
+			// leads to is sealed where it is.
+			f.seal(link, why)
+			if real, ok := f.behind(path); ok {
+				return f.seal(real, why)
+			}
+			_, err := os.Lstat(path)
+			return err == nil
 		}
-		_, err := os.Lstat(path)
-		return err == nil
 	}
-	st, err := os.Lstat(path)
 	if err != nil || !f.writable(path) || slices.Contains(f.o.Roots, path) {
 		return err == nil
 	}
 	s := sandbox.Seal{Path: path, How: sandbox.SealReadOnly, Why: why}
-	switch st.Mode().Type() {
-	case 0:
+	switch mode {
+	case unix.S_IFREG:
 		s.Kind = sandbox.KindFile
-	case os.ModeDir:
+	case unix.S_IFDIR:
 		s.Kind = sandbox.KindDir
-	case os.ModeSymlink:
+	case unix.S_IFLNK:
 		real, kind, err := resolve(path)
 		switch {
 		case err != nil || !f.writable(real):
@@ -191,13 +244,17 @@ func (f *finder) seal(path, why string) bool {
 	return true
 }
 
+// behind is where a path with links on the way leads, if the agent can write there.
+func (f *finder) behind(path string) (real string, ok bool) {
+	dir, kind, err := resolve(filepath.Dir(path))
+	if err != nil || kind != sandbox.KindDir || !f.writable(dir) {
+		return "", false
+	}
+	return filepath.Join(dir, filepath.Base(path)), true
+}
+
 // linkAbove gives the first link on the way from a root to what path lies in.
 func (f *finder) linkAbove(path string) string {
-	fd, err := pathfd.Absolute(f.root, filepath.Dir(path), unix.O_DIRECTORY)
-	if err == nil {
-		unix.Close(fd)
-		return ""
-	}
 	for _, r := range f.o.Roots {
 		if !inside(path, r) {
 			continue
@@ -225,9 +282,24 @@ func (f *finder) sealConfig(path, why string) bool {
 	if !f.seal(path, why) {
 		return false
 	}
-	s, ok := f.seals[path]
-	if !ok || s.Kind != sandbox.KindFile || s.How != sandbox.SealReadOnly {
-		return true
+	if _, ok := f.seals[path]; !ok {
+		if real, ok := f.behind(path); ok {
+			path = real
+		}
+	}
+	s := f.seals[path]
+	f.copied(path)
+	if s.Source != "" {
+		f.copied(s.Source) // what a link leads to is the host's own file all the same
+	}
+	return true
+}
+
+// copied has a copy stand for a sealed file.
+func (f *finder) copied(path string) {
+	s := f.seals[path]
+	if s.Kind != sandbox.KindFile || s.How != sandbox.SealReadOnly {
+		return
 	}
 	at := path
 	if s.Source != "" {
@@ -235,9 +307,12 @@ func (f *finder) sealConfig(path, why string) bool {
 	}
 	// What the agent will see is read without following a link: it lies where it can write.
 	if text, ok := f.readHere(at, maxCopy); ok {
-		f.seals[path] = sandbox.Seal{Path: path, Kind: sandbox.KindFile, How: sandbox.SealFile, Text: text, Why: why}
+		s.How, s.Source, s.Text = sandbox.SealFile, "", text
+		f.seals[path] = s
+		if _, ok := f.configs[at]; !ok {
+			f.configs[at] = f.parse(at, text)
+		}
 	}
-	return true
 }
 
 // dotgit judges what is named .git in a working tree.
@@ -295,6 +370,7 @@ func (f *finder) gitDir(dir, tree string) {
 		return
 	}
 	f.done[dir] = true
+	defer f.enter(dir)()
 	common := dir
 	if to := readPointer(filepath.Join(dir, "commondir")); to != "" {
 		real, kind, err := resolve(joined(dir, to))
@@ -390,11 +466,8 @@ func (f *finder) miss(path string) {
 
 // linked seals what the links in a folder of hooks lead to.
 func (f *finder) linked(dir string) {
-	for _, e := range entries(dir, maxNamed) {
-		if e.Type() != os.ModeSymlink {
-			continue
-		}
-		path := filepath.Join(dir, e.Name())
+	for _, name := range f.links(dir, maxNamed) {
+		path := filepath.Join(dir, name)
 		if real, kind, err := resolve(path); err == nil && kind == sandbox.KindFile {
 			f.seal(real, "the hook "+path)
 		}
@@ -512,11 +585,16 @@ func (f *finder) config(path string) []Entry {
 	if entries, ok := f.configs[path]; ok {
 		return entries
 	}
-	entries, err := ParseConfig(readFile(path, maxConfig))
+	entries := f.parse(path, readFile(path, maxConfig))
+	f.configs[path] = entries
+	return entries
+}
+
+func (f *finder) parse(path, text string) []Entry {
+	entries, err := ParseConfig(text)
 	if err != nil {
 		f.note("%s cannot be read as git's configuration beyond its %d first entries", path, len(entries))
 	}
-	f.configs[path] = entries
 	return entries
 }
 
@@ -657,7 +735,7 @@ func readWhole(path string, most int) (string, bool) {
 
 // readHere is readWhole that follows no link on the way.
 func (f *finder) readHere(path string, most int) (string, bool) {
-	at, err := pathfd.Absolute(f.root, path, 0)
+	at, err := f.open(path)
 	if err != nil {
 		return "", false
 	}
@@ -667,23 +745,67 @@ func (f *finder) readHere(path string, most int) (string, bool) {
 // readAt reads what an O_PATH descriptor stands for, and closes it.
 func readAt(at, most int) (string, bool) {
 	defer unix.Close(at)
-	if mode, err := pathfd.Mode(at); err != nil || mode != unix.S_IFREG {
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "", false
 	}
-	file, err := os.Open("/proc/self/fd/" + strconv.Itoa(at))
+	// Not through package os, which would ask whether the file can be waited for.
+	fd, err := ignoringEINTR(func() (int, error) {
+		//nolint:forbidigo // the inode that was looked at
+		return unix.Open("/proc/self/fd/"+strconv.Itoa(at), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	})
 	if err != nil {
 		return "", false
 	}
-	defer file.Close()
-	b, err := io.ReadAll(io.LimitReader(file, int64(most)+1))
-	if err != nil || len(b) > most {
-		return "", false
+	defer unix.Close(fd)
+	text := make([]byte, 0, min(st.Size, int64(most))+1)
+	for {
+		n, err := ignoringEINTR(func() (int, error) { return unix.Read(fd, text[len(text):cap(text)]) })
+		switch {
+		case err != nil:
+			return "", false
+		case n == 0:
+			return string(text), true
+		}
+		if text = text[:len(text)+n]; len(text) > most {
+			return "", false
+		}
+		text = slices.Grow(text, 1)
 	}
-	return string(b), true
 }
 
-// entries lists at most most entries of a folder.
-func entries(dir string, most int) []os.DirEntry {
+func ignoringEINTR(call func() (int, error)) (n int, err error) {
+	for {
+		if n, err = call(); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// links lists the links among at most most names of a folder, which git reaches by any way.
+func (f *finder) links(dir string, most int) (links []string) {
+	at, name := unix.AT_FDCWD, dir
+	if n, ok := f.below(dir); ok {
+		at, name = f.at, n
+	}
+	//nolint:forbidigo // names only, by the way that git goes; each is judged anew
+	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	_ = eachName(fd, f.buf[:], func(name []byte, typ byte) bool { // what cannot be listed git does not find, either
+		if typ == unix.DT_LNK {
+			links = append(links, string(name))
+		}
+		most--
+		return most > 0
+	})
+	return links
+}
+
+// names lists the names of at most most entries of a folder, in order.
+func names(dir string, most int) []string {
 	//nolint:forbidigo // names only, by the way that git goes; each is judged anew
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -692,13 +814,8 @@ func entries(dir string, most int) []os.DirEntry {
 	file := os.NewFile(uintptr(fd), dir)
 	defer file.Close()
 	list, _ := file.ReadDir(most)
-	return list
-}
-
-// names lists the names of at most most entries of a folder, in order.
-func names(dir string, most int) []string {
 	var out []string
-	for _, e := range entries(dir, most) {
+	for _, e := range list {
 		out = append(out, e.Name())
 	}
 	slices.Sort(out)

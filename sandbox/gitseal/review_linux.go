@@ -46,24 +46,48 @@ var quiet = []string{"info/exclude", "info/grafts", "info/attributes", "info/spa
 // todos are lists of steps that git goes on with, exec lines included.
 var todos = []string{"rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo"}
 
+// remembered is what of a git directory is compared at the end; trustedNames of the top of a project.
+var (
+	remembered   = slices.Concat(quiet, todos)
+	trustedNames = slices.Concat(TrustedFiles, TrustedDirs)
+)
+
 // Remember takes down what is there.
 func Remember(found *Found, roots []string) *State {
 	s := &State{repositories: map[string]bool{}, files: map[string]string{}}
 	for _, r := range found.Repositories {
 		s.repositories[r.Dir] = true
-		for _, name := range slices.Concat(quiet, todos) {
-			s.files[filepath.Join(r.Dir, name)] = digest(filepath.Join(r.Dir, name))
+		for _, path := range present(r.Dir, remembered) {
+			s.files[path] = digest(path)
 		}
-		s.files[filepath.Join(r.Dir, "index")] = strconv.Itoa(hiddenChanges(filepath.Join(r.Dir, "index")))
+		index := filepath.Join(r.Dir, "index")
+		s.files[index] = strconv.Itoa(hiddenChanges(index))
 	}
-	for path := range trustedPaths(found, roots) {
+	for _, path := range trustedPaths(found, roots) {
 		s.files[path] = digest(path)
 	}
 	return s
 }
 
-// trustedPaths are the paths at the top of projects that programs of the host trust.
-func trustedPaths(found *Found, roots []string) map[string]bool {
+// present gives the paths of those names that a folder has. It has few of them mostly, and a
+// look by descriptor costs little.
+func present(dir string, names []string) (paths []string) {
+	at, err := pathfd.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(at)
+	for _, name := range names {
+		var st unix.Stat_t
+		if unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	return paths
+}
+
+// trustedPaths are the paths at the top of projects that programs of the host trust, in order.
+func trustedPaths(found *Found, roots []string) (paths []string) {
 	tops := map[string]bool{}
 	for _, r := range roots {
 		tops[r] = true
@@ -73,12 +97,10 @@ func trustedPaths(found *Found, roots []string) map[string]bool {
 			tops[r.Top] = true
 		}
 	}
-	paths := map[string]bool{}
-	for t := range tops {
-		for _, name := range slices.Concat(TrustedFiles, TrustedDirs) {
-			paths[filepath.Join(t, name)] = true
-		}
+	for _, t := range slices.Sorted(maps.Keys(tops)) {
+		paths = append(paths, present(t, trustedNames)...)
 	}
+	slices.Sort(paths)
 	return paths
 }
 
@@ -126,8 +148,7 @@ func (s *State) Review(o Options) []Finding {
 			add(true, "bare-repository", r.Dir, "it looks like a bare repository: git run in it takes its configuration from there")
 		}
 	}
-	paths := trustedPaths(now, o.Roots)
-	for _, path := range slices.Sorted(maps.Keys(paths)) {
+	for _, path := range trustedPaths(now, o.Roots) {
 		switch d := digest(path); {
 		case d == s.files[path] || d == "":
 		case s.files[path] == "":

@@ -179,14 +179,50 @@ func read(f folder, buf []byte, most int) (l listing) {
 	defer unix.Close(fd)
 	dotgit := f.path != f.root && bytes.HasSuffix([]byte(f.path), []byte("/.git"))
 	var head, objects, refs, commondir bool
-	for l.entries <= most {
+	err = eachName(fd, buf, func(name []byte, typ byte) bool {
+		l.entries++
+		switch string(name) {
+		case ".git":
+			l.git = true
+		case ".claude", ".codex", ".gemini", ".cursor", ".vscode", ".idea", ".devcontainer": // TrustedDirs
+			l.trusted = true
+		case "HEAD":
+			head = true
+		case "objects":
+			objects = true
+		case "refs":
+			refs = true
+		case "commondir":
+			commondir = true
+		}
+		// Of a .git only submodules and worktrees can hold more of the kind.
+		if typ == unix.DT_DIR && (!dotgit || string(name) == "modules" || string(name) == "worktrees") {
+			l.dirs = append(l.dirs, string(name))
+		}
+		return l.entries <= most
+	})
+	l.failed = err != nil && err != unix.ENOENT
+	l.gitdir = head && (objects && refs || commondir) && !dotgit
+	return l
+}
+
+// Offsets in struct linux_dirent64.
+const (
+	direntLen  = 16
+	direntType = 18
+	direntName = 19
+)
+
+// eachName calls f with each name in an open folder and its type (unix.DT_DIR and the like), until
+// f says no.
+func eachName(fd int, buf []byte, f func(name []byte, typ byte) bool) error {
+	for {
 		n, err := unix.Getdents(fd, buf)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil || n <= 0 {
-			l.failed = err != nil && err != unix.ENOENT
-			break
+			return err
 		}
 		for rest := buf[:n]; len(rest) >= direntName; {
 			size := int(binary.NativeEndian.Uint16(rest[direntLen:]))
@@ -202,46 +238,21 @@ func read(f folder, buf []byte, most int) (l listing) {
 			if string(name) == "." || string(name) == ".." {
 				continue
 			}
-			l.entries++
 			if typ == unix.DT_UNKNOWN {
 				typ = lookType(fd, string(name))
 			}
-			switch string(name) {
-			case ".git":
-				l.git = true
-			case ".claude", ".codex", ".gemini", ".cursor", ".vscode", ".idea", ".devcontainer": // TrustedDirs
-				l.trusted = true
-			case "HEAD":
-				head = true
-			case "objects":
-				objects = true
-			case "refs":
-				refs = true
-			case "commondir":
-				commondir = true
-			}
-			// Of a .git only submodules and worktrees can hold more of the kind.
-			if typ == unix.DT_DIR && (!dotgit || string(name) == "modules" || string(name) == "worktrees") {
-				l.dirs = append(l.dirs, string(name))
+			if !f(name, typ) {
+				return nil
 			}
 		}
 	}
-	l.gitdir = head && (objects && refs || commondir) && !dotgit
-	return l
 }
-
-// Offsets in struct linux_dirent64.
-const (
-	direntLen  = 16
-	direntType = 18
-	direntName = 19
-)
 
 // lookType asks a file system that does not tell types in its lists.
 func lookType(dir int, name string) byte {
 	var st unix.Stat_t
-	if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return unix.DT_REG
+	if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return unix.DT_UNKNOWN
 	}
-	return unix.DT_DIR
+	return byte(st.Mode & unix.S_IFMT >> 12) // as the kernel makes the one of the other
 }

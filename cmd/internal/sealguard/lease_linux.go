@@ -14,6 +14,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,13 +45,13 @@ func (s *seal) release() {
 }
 
 // take gets the lease, if nobody has the file open.
-func (s *seal) take() bool {
-	if s.lease != nil {
-		return true
-	}
+func (s *seal) take() bool { return s.lease != nil || s.takeUnless(leasedElsewhere()[s.id]) }
+
+// takeUnless gets a lease that is not held yet, unless another process holds one.
+func (s *seal) takeUnless(leased bool) bool {
 	// Another agent's guard may hold one: asking for the file would take it away, and that one
 	// would ask for it again, in turn for ever.
-	if leased(s.id) {
+	if leased {
 		return false
 	}
 	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(s.fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -65,28 +66,33 @@ func (s *seal) take() bool {
 	return true
 }
 
-// leased reports whether another process holds a lease on a file.
-func leased(id inode) bool {
+// leasedElsewhere are the files that other processes hold leases on.
+func leasedElsewhere() map[inode]bool {
 	f, err := os.Open("/proc/locks")
 	if err != nil {
-		return false
+		return nil
 	}
 	defer f.Close()
-	return parseLeased(f, id, os.Getpid())
+	return parseLeases(f, os.Getpid())
 }
 
-// parseLeased reads lines as proc_locks(5) has them: "1: LEASE ACTIVE WRITE PID MAJ:MIN:INODE 0 EOF",
+// parseLeases reads lines as proc_locks(5) has them: "1: LEASE ACTIVE WRITE PID MAJ:MIN:INODE 0 EOF",
 // with MAJ and MIN in hexadecimal.
-func parseLeased(r io.Reader, id inode, self int) bool {
-	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(id.dev), unix.Minor(id.dev), id.ino)
+func parseLeases(r io.Reader, self int) map[inode]bool {
+	held := map[inode]bool{}
 	s := bufio.NewScanner(r)
 	for s.Scan() {
 		f := strings.Fields(s.Text())
-		if len(f) > 5 && f[1] == "LEASE" && f[5] == file && f[4] != strconv.Itoa(self) {
-			return true
+		if len(f) < 6 || f[1] != "LEASE" || f[4] == strconv.Itoa(self) {
+			continue
+		}
+		var major, minor uint32
+		var ino uint64
+		if n, err := fmt.Sscanf(f[5], "%x:%x:%d", &major, &minor, &ino); n == 3 && err == nil {
+			held[inode{unix.Mkdev(major, minor), ino}] = true
 		}
 	}
-	return false
+	return held
 }
 
 // openHeld opens what an O_PATH descriptor stands for. Where it is under a lease, whoever holds
@@ -124,8 +130,9 @@ func (s *seal) asked() bool {
 // lease takes the leases that are not held. The lock is held.
 func (g *Guard) lease() {
 	missing := false
+	others := sync.OnceValue(leasedElsewhere) // once for all: the kernel lists every lock each time
 	for _, s := range g.seals {
-		if s.copied && !s.take() {
+		if s.copied && s.lease == nil && !s.takeUnless(others()[s.id]) {
 			missing = true
 		}
 	}

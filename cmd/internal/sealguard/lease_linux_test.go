@@ -27,14 +27,14 @@ func TestLeaseOfAnotherProcessIsSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if parseLeased(strings.NewReader(string(locks)), id, os.Getpid()) {
+	if parseLeases(strings.NewReader(string(locks)), os.Getpid())[id] {
 		t.Error("our own counts as another's")
 	}
-	if !parseLeased(strings.NewReader(string(locks)), id, -1) {
+	if !parseLeases(strings.NewReader(string(locks)), -1)[id] {
 		t.Errorf("%v is not found in:\n%s", id, locks)
 	}
 	other := strings.ReplaceAll(string(locks), fmt.Sprintf(":%d ", id.ino), fmt.Sprintf(":%d ", id.ino+1))
-	if parseLeased(strings.NewReader(other), id, -1) {
+	if parseLeases(strings.NewReader(other), -1)[id] {
 		t.Error("a lease on another file is taken for one on this")
 	}
 }

@@ -67,15 +67,16 @@ type lastExec struct{ n atomic.Uint64 }
 // a network of its own that is gated, go through out.
 func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement, out *egress.Gateway) (*program, error) {
 	p := &program{}
-	if s.opts.Placer != nil {
-		st.Place = func(ctx context.Context, pid int) (err error) {
-			if p.scope != nil {
-				p.scope.Close() // of a start that was tried before
-				p.scope = nil
-			}
-			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
-			return err
+	st.Place = func(ctx context.Context, pid int) (err error) {
+		if p.scope != nil {
+			p.scope.Close() // of a start that was tried before
+			p.scope = nil
 		}
+		if s.opts.Placer != nil {
+			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
+		}
+		s.remember()
+		return err
 	}
 	process, err := st.Run(ctx)
 	if err != nil {

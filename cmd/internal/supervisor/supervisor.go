@@ -135,10 +135,17 @@ func (s *Supervisor) compile() (*sandbox.Plan, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plan, s.found = plan, found
-	if s.before == nil { // nothing of the agent has run yet
-		s.before = gitseal.Remember(found, gitseal.Roots(s.spec.Policy, hostfacts.Host{}))
-	}
 	return plan, nil
+}
+
+// remember takes down how the folders are before anything of the agent runs: once, behind the
+// start gate, while the launcher builds the view.
+func (s *Supervisor) remember() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.before == nil && s.found != nil {
+		s.before = gitseal.Remember(s.found, gitseal.Roots(s.spec.Policy, hostfacts.Host{}))
+	}
 }
 
 // start makes the launch of a program in this agent's boundary.
