@@ -45,6 +45,7 @@ type finder struct {
 	// configs are the files read so far: the user's own belong to every repository.
 	configs map[string][]Entry
 	buf     [16 << 10]byte // for the names in a folder
+	rerere  bool           // a configuration that was followed last turns it on
 }
 
 type top struct {
@@ -433,6 +434,12 @@ func (f *finder) commonDir(dir, tree string) {
 	f.sealConfig(filepath.Join(dir, "config.worktree"), why)
 	f.seal(filepath.Join(dir, "info/attributes"), why)
 	f.miss(filepath.Join(dir, "commondir"))
+	f.miss(filepath.Join(dir, "remotes")) // an address for a name that the configuration has not
+	if dir == filepath.Join(tree, ".git") {
+		// With a .git that is none any more, which the agent can bring about, a HEAD beside it
+		// begins to make the tree itself one.
+		f.miss(filepath.Join(tree, "HEAD"))
+	}
 	f.worktrees(dir)
 }
 
@@ -560,11 +567,20 @@ func (f *finder) effective() {
 			files := append(slices.Clone(global), file{filepath.Join(common, "config"), common})
 			files = append(files, file{filepath.Join(t.git, "config.worktree"), t.git})
 			left := maxNamed
+			f.rerere = false
 			for _, c := range files {
 				f.follow(c.path, t, 0, &left)
 			}
 			if left <= 0 {
 				f.note("the configuration of %s names more than %d paths: those beyond are not sealed", common, maxNamed)
+			}
+			// git remembers resolutions of conflicts where it is told to, or where there is a folder
+			// for them. What its list of conflicts names it copies there, also a file of the home.
+			cache := filepath.Join(common, "rr-cache")
+			if _, err := os.Lstat(cache); err == nil || f.rerere {
+				f.miss(filepath.Join(t.git, ConflictsFile))
+			} else {
+				f.miss(cache)
 			}
 			// With this extension the file is configuration as soon as it is there.
 			if f.extended(filepath.Join(common, "config")) {
@@ -608,6 +624,9 @@ func (f *finder) follow(config string, t top, depth int, left *int) {
 		run = t.git
 	}
 	for _, e := range f.config(config) {
+		if e.Key() == "rerere.enabled" && (e.Bare || !strings.EqualFold(e.Value, "false")) {
+			f.rerere = true
+		}
 		for _, n := range e.names(filepath.Dir(config), run, f.o.Home) {
 			if *left--; *left <= 0 {
 				return
@@ -824,12 +843,7 @@ func names(dir string, most int) []string {
 
 // makeHooks makes an empty hooks/ in a git directory, reached without following a link.
 func makeHooks(dir string) error {
-	root, err := pathfd.Open("/")
-	if err != nil {
-		return err
-	}
-	defer unix.Close(root)
-	at, err := pathfd.Absolute(root, dir, unix.O_DIRECTORY)
+	at, err := pathfd.Directory(dir)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,25 +37,70 @@ type Finding struct {
 type State struct {
 	repositories map[string]bool
 	files        map[string]string // path → digest
+	inner        map[string]bool   // git directories in which links are looked for
+	links        map[string]bool   // links in them that are not the agent's
 }
 
+// Inner are the folders in which a new link is the agent's, and the links that are not.
+func (s *State) Inner() (gitDirs, links map[string]bool) { return s.inner, s.links }
+
 // quiet are files in a git directory that change what git shows or believes.
-var quiet = []string{"info/exclude", "info/grafts", "info/attributes", "info/sparse-checkout", "shallow", "objects/info/alternates", "refs/replace"}
+var quiet = []string{"info/exclude", "info/grafts", "info/attributes", "info/sparse-checkout", "shallow", "objects/info/alternates", "refs/replace", "remotes", "branches"}
+
+// templates are those that git itself puts into a new repository.
+var templates = map[string]bool{"info/exclude": true, "branches": true}
 
 // todos are lists of steps that git goes on with, exec lines included.
 var todos = []string{"rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo"}
 
 // remembered is what of a git directory is compared at the end; trustedNames of the top of a project.
 var (
-	remembered   = slices.Concat(quiet, todos)
+	remembered   = slices.Concat(quiet, todos, strategies)
 	trustedNames = slices.Concat(TrustedFiles, TrustedDirs)
 )
 
+// strategies are files that say how git goes on merging. A strategy is a program.
+var strategies = []string{"rebase-merge/strategy", "sequencer/opts"}
+
+// oddStrategy reports whether such a file names another one than git's own.
+func oddStrategy(name, text string) bool {
+	if !strings.HasSuffix(name, "opts") {
+		return !ownStrategy(strings.TrimSpace(text))
+	}
+	entries, err := ParseConfig(text)
+	return err != nil || slices.ContainsFunc(entries, func(e Entry) bool { return e.Key() == "options.strategy" && !ownStrategy(e.Value) })
+}
+
+func ownStrategy(name string) bool {
+	return slices.Contains([]string{"", "ort", "recursive", "resolve", "octopus", "ours", "subtree"}, name)
+}
+
+// newLinks are the links in a git directory that were not there before the agent.
+func (s *State) newLinks(dir string) (out []string) {
+	if !s.inner[dir] {
+		return nil
+	}
+	_, links := Inner(dir, true)
+	for _, l := range links {
+		if !s.links[l] {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
 // Remember takes down what is there.
 func Remember(found *Found, roots []string) *State {
-	s := &State{repositories: map[string]bool{}, files: map[string]string{}}
+	s := &State{repositories: map[string]bool{}, files: map[string]string{}, inner: map[string]bool{}, links: map[string]bool{}}
 	for _, r := range found.Repositories {
 		s.repositories[r.Dir] = true
+		if r.Sealed {
+			s.inner[r.Dir] = true
+			_, links := Inner(r.Dir, true)
+			for _, l := range links {
+				s.links[l] = true
+			}
+		}
 		for _, path := range present(r.Dir, remembered) {
 			s.files[path] = digest(path)
 		}
@@ -110,6 +154,10 @@ func (s *State) Review(o Options) []Finding {
 	add := func(git bool, event, path, format string, args ...any) {
 		out = append(out, Finding{Event: event, Path: path, Text: fmt.Sprintf(format, args...), Git: git})
 	}
+	root, err := pathfd.Open("/")
+	if err == nil {
+		defer unix.Close(root)
+	}
 	now := Find(o)
 	for _, r := range now.Repositories {
 		if !s.repositories[r.Dir] {
@@ -121,8 +169,37 @@ func (s *State) Review(o Options) []Finding {
 		}
 		for _, name := range quiet {
 			path := filepath.Join(r.Dir, name)
-			if d := digest(path); d != "" && d != s.files[path] && (s.repositories[r.Dir] || name != "info/exclude") {
+			if d := digest(path); d != "" && d != s.files[path] && (s.repositories[r.Dir] || !templates[name]) {
 				add(true, "changed", path, "it changes what git shows or believes, and is not as it was")
+			}
+		}
+		for _, link := range s.newLinks(r.Dir) {
+			to, err := os.Readlink(link)
+			if err == nil {
+				err = RemoveLink(root, link)
+			}
+			if err != nil {
+				add(true, "link", link, "a link where git on the host writes, and it cannot be taken away: %v", err)
+				continue
+			}
+			add(true, "link", link, "a link where git on the host writes: it is taken away; it led to %q", to)
+		}
+		for _, name := range strategies {
+			path := filepath.Join(r.Dir, name)
+			if d := digest(path); d == "" || d == s.files[path] || !oddStrategy(name, readFile(path, maxReviewed)) {
+				continue
+			}
+			if aside, err := SetAside(root, path); err != nil {
+				add(true, "strategy", path, "it names a program that `git rebase --continue` or `git cherry-pick --continue` runs, and cannot be moved aside: %v", err)
+			} else {
+				add(true, "strategy", path, "it named a program that `git rebase --continue` or `git cherry-pick --continue` runs: moved aside as %s; put it back if it is yours", aside)
+			}
+		}
+		if path := filepath.Join(r.Dir, ConflictsFile); strayConflicts(readFile(path, maxReviewed)) {
+			if aside, err := SetAside(root, path); err != nil {
+				add(true, "conflicts", path, "it lists files out of the working tree, which `git commit` would copy into the repository, and cannot be moved aside: %v", err)
+			} else {
+				add(true, "conflicts", path, "it listed files out of the working tree, which `git commit` would copy into the repository: moved aside as %s", aside)
 			}
 		}
 		for _, name := range todos {
@@ -130,7 +207,7 @@ func (s *State) Review(o Options) []Finding {
 			if d := digest(path); d == "" || d == s.files[path] || !executes(readFile(path, maxReviewed)) {
 				continue
 			}
-			aside, err := setAside(path)
+			aside, err := SetAside(root, path)
 			if err != nil {
 				add(true, "exec-lines", path, "it has exec lines, which `git rebase --continue` runs, and cannot be moved aside: %v", err)
 				continue
@@ -217,22 +294,6 @@ func digest(path string) string {
 		return nil
 	})
 	return fmt.Sprintf("folder %x", h.Sum(nil))
-}
-
-// setAside renames a file to a name that git does not read.
-func setAside(path string) (string, error) {
-	aside := path + ".set-aside-" + time.Now().UTC().Format("20060102-150405.000000")
-	root, err := pathfd.Open("/")
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(root)
-	dir, name, err := pathfd.Parent(root, path)
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(dir)
-	return aside, unix.Renameat2(dir, name, dir, filepath.Base(aside), unix.RENAME_NOREPLACE)
 }
 
 // maxIndex bounds an index that is read, in bytes.

@@ -41,6 +41,62 @@ mkdir odd && cd odd && git init -q --bare . && git config core.sshCommand evil`)
 	}
 }
 
+// Each is left by an agent that is gone; the host's next command is the proof, without the review
+// as the control.
+func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
+	const conflict = `git checkout -q -b t && for i in 1 2; do echo t$i > f; git commit -qam t$i; done; git checkout -q main; echo m > f; git commit -qam m; `
+	const program = `mkdir git-merge-x; printf '#!/bin/sh\necho x > ../mark\n' > git-merge-x/y; chmod +x git-merge-x/y; `
+	for name, c := range map[string]struct{ before, plant, host, event, path string }{
+		"strategy of a rebase": {
+			conflict + `git checkout -q t; GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -qi main 2>/dev/null`, program + `echo x/y > .git/rebase-merge/strategy`,
+			`git rebase --continue`, "strategy", ".git/rebase-merge/strategy",
+		},
+		"strategy of a cherry-pick": {
+			conflict + `git cherry-pick t~1 t >/dev/null 2>&1 || :`, program + `printf '[options]\n\tstrategy = x/y\n' > .git/sequencer/opts`,
+			`echo r > f; git add f; git -c core.editor=true cherry-pick --continue`, "strategy", ".git/sequencer/opts",
+		},
+		"link": {"", `rm .git/logs/HEAD; ln -s ../../../mark .git/logs/HEAD; : > ../mark`, `git checkout -q -b side`, "link", ".git/logs/HEAD"},
+		"list of conflicts": {
+			"mkdir .git/rr-cache", `h=$(printf '%040d' 1); mkdir .git/rr-cache/$h; : > .git/rr-cache/$h/preimage; echo key > ../key; printf '%s\t../key\0' $h > .git/MERGE_RR`,
+			`echo y > f; git commit -qam y; cp .git/rr-cache/*/postimage ../mark`, "conflicts", ".git/MERGE_RR",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, reviewed := range []bool{false, true} {
+				p := newPlace(t)
+				p.sh("git init -q ws && cd ws && echo x > f && git add f && git commit -qm x; " + c.before)
+				o := Options{Roots: []string{p.path("ws")}, Home: p.path("home")}
+				before := Remember(Find(o), o.Roots)
+				p.sh("cd ws; " + c.plant)
+				if reviewed {
+					got := before.Review(o)
+					if !slices.ContainsFunc(got, func(f Finding) bool { return f.Event == c.event && p.rel(f.Path) == "ws/"+c.path }) {
+						t.Errorf("%+v", got)
+					}
+				}
+				p.sh("cd ws; (" + c.host + ") >/dev/null 2>&1 || :")
+				b, err := os.ReadFile(p.path("mark"))
+				if ran := err == nil && len(b) > 0; ran == reviewed {
+					t.Errorf("reviewed %v, and the host's command did it: %v", reviewed, ran)
+				}
+			}
+		})
+	}
+}
+
+func TestLinksThatWereThereBeforeTheAgentStay(t *testing.T) {
+	p := newPlace(t)
+	p.sh("git init -q ws && mkdir mine && mv ws/.git/info mine/ && ln -s ../../mine/info ws/.git/info")
+	o := Options{Roots: []string{p.path("ws")}, Home: p.path("home")}
+	before := Remember(Find(o), o.Roots)
+	if got := before.Review(o); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+	if _, err := os.Stat(p.path("ws/.git/info/exclude")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestHiddenEntriesOfEveryVersionOfTheIndex(t *testing.T) {
 	for _, version := range []string{"2", "3", "4"} {
 		p := newPlace(t)

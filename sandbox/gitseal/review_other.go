@@ -16,3 +16,6 @@ func Remember(*Found, []string) *State { return &State{} }
 
 // Review finds nothing.
 func (*State) Review(Options) []Finding { return nil }
+
+// Inner are none.
+func (*State) Inner() (gitDirs, links map[string]bool) { return nil, nil }

@@ -68,6 +68,16 @@ func Absolute(root int, path string, flags uint64) (int, error) {
 	return fd, nil
 }
 
+// Directory opens a directory by an absolute path without a link in it.
+func Directory(path string) (int, error) {
+	root, err := Open("/")
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(root)
+	return Absolute(root, path, unix.O_DIRECTORY)
+}
+
 // Parent opens the directory that an absolute path lies in, as Absolute does, and gives the
 // name in it: for what is done to the name itself, which no link on the way may lead elsewhere.
 func Parent(root int, path string) (dir int, name string, err error) {

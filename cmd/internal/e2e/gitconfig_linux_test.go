@@ -109,7 +109,7 @@ elif not a: print("no answer:", sys.argv[1])' "$1"; }
 }
 
 // The agent owns the folder that the configuration lies in: it plays with the lock and puts
-// its own file wherever it can while the supervisor writes.
+// its own file wherever it can while the supervisor writes. (A symbolic link would end it.)
 func TestAnAgentThatRacesTheChangeOfAConfigurationPutsNothingInIt(t *testing.T) {
 	s := newSite(t)
 	ws := s.project("repo")
@@ -119,7 +119,7 @@ func TestAnAgentThatRacesTheChangeOfAConfigurationPutsNothingInIt(t *testing.T) 
 	s.ok("agent", "start", "alice")
 	mark := s.path("pwned")
 	r := s.sh("alice", `cd .git; printf '[core]\n\tfsmonitor = touch `+mark+`; false\n' > /tmp/evil
-touch go; ( while test -e go; do cp /tmp/evil evil && mv -f evil config.lock 2>/dev/null; cp /tmp/evil config 2>/dev/null; mv -f config.lock config 2>/dev/null; rm -f config.lock; ln -s /tmp/evil config.lock 2>/dev/null; rm -f config.lock; done ) &
+touch go; ( while test -e go; do cp /tmp/evil evil && mv -f evil config.lock 2>/dev/null; cp /tmp/evil config 2>/dev/null; mv -f config.lock config 2>/dev/null; rm -f config.lock; cp /tmp/evil evil; ln evil config.lock 2>/dev/null; rm -f config.lock; done ) &
 spin=$!; n=0; i=0
 while test $i -lt 60 -a $n -lt 10; do i=$((i+1)); /run/agentconnect/guest git-config branch.main.merge refs/heads/n$i 2>/dev/null && n=$((n+1)); done
 rm go; wait $spin; rm -f config.lock evil; echo $n`)

@@ -66,15 +66,20 @@ type Guard struct {
 	boxes  map[*box]bool
 	dirs   map[string]int // watched folders
 	byWd   map[int]string
+	inner  inner
 	undone int
-	retry  time.Duration // when leases are tried again that could not be had; 0 is never
-	signal chan os.Signal
-	relay  chan struct{} // closed when no signal is relayed any more
-	frozen bool          // nothing of the agent runs now
-	calm   int           // how many starts want all others to stand still
-	halted map[*box]bool // for them
-	full   bool          // no more folders can be watched
-	closed bool
+	// undoings are when names of the agent's were set aside; hostilities how often it did what no
+	// tool does.
+	undoings    []time.Time
+	hostilities int
+	retry       time.Duration // when leases are tried again that could not be had; 0 is never
+	signal      chan os.Signal
+	relay       chan struct{} // closed when no signal is relayed any more
+	frozen      bool          // nothing of the agent runs now
+	calm        int           // how many starts want all others to stand still
+	halted      map[*box]bool // for them
+	full        bool          // no more folders can be watched
+	closed      bool
 
 	inotify int
 	wake    int // an eventfd
@@ -86,7 +91,7 @@ func New(o Options) (*Guard, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
+	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, inner: inner{dirs: map[string]bool{}, fresh: map[string]bool{}}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
 	var err error
 	if g.place.root, err = pathfd.Open("/"); err == nil {
 		if g.inotify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err == nil {
@@ -270,6 +275,11 @@ func (g *Guard) look(dir string) {
 		}
 		return
 	}
+	// The kernel gives the same number for a folder that was moved here.
+	if before, ok := g.byWd[wd]; ok && before != dir && g.dirs[before] == wd {
+		delete(g.dirs, before)
+		delete(g.inner.dirs, before)
+	}
 	g.dirs[dir], g.byWd[wd] = wd, dir
 }
 
@@ -321,8 +331,13 @@ func (g *Guard) run() {
 		if dirty {
 			g.check()
 		}
-		if fds[1].Revents != 0 && g.events(buf) {
-			g.check()
+		if fds[1].Revents != 0 {
+			if g.events(buf) {
+				g.check()
+			}
+			if len(g.inner.fresh) > 0 || g.inner.all {
+				g.checkInner()
+			}
 		}
 		g.mu.Unlock()
 	}
@@ -338,15 +353,22 @@ func (g *Guard) events(buf []byte) (concerns bool) {
 	return parseEvents(buf[:n], func(wd int, mask uint32, name string) bool {
 		dir, known := g.byWd[wd]
 		switch {
-		case mask&unix.IN_Q_OVERFLOW != 0, mask&(unix.IN_MOVE_SELF|unix.IN_DELETE_SELF) != 0:
+		case mask&unix.IN_Q_OVERFLOW != 0:
+			g.inner.all = true
+			return true
+		case mask&(unix.IN_MOVE_SELF|unix.IN_DELETE_SELF) != 0:
 			return true
 		case mask&unix.IN_IGNORED != 0:
 			delete(g.byWd, wd)
-			delete(g.dirs, dir)
+			if g.dirs[dir] == wd {
+				delete(g.dirs, dir)
+				delete(g.inner.dirs, dir)
+			}
 			return true
 		case !known:
 			return false
 		}
+		g.inner.came(dir, name, mask)
 		path := dir + "/" + name
 		return g.seals[path] != nil || g.absent[path]
 	})
@@ -386,6 +408,9 @@ func (g *Guard) check() {
 		}
 		for _, p := range came {
 			g.setAside(p)
+		}
+		if len(came) > 0 {
+			g.persists(came)
 		}
 		for _, s := range lost {
 			if g.seals[s.path] == s && s.copied {

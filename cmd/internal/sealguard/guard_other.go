@@ -27,3 +27,6 @@ func (*Guard) Calm() (resume func()) { return func() {} }
 
 // Change is not available on this system.
 func (*Guard) Change(string, func() error) error { return errors.ErrUnsupported }
+
+// Inside watches nothing.
+func (*Guard) Inside(_, _ map[string]bool) {}

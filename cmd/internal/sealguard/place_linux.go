@@ -7,12 +7,11 @@ package sealguard
 import (
 	"errors"
 	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/sandbox/gitseal"
 	"agentconnect.md/sandbox/sandbox/pathfd"
 )
 
@@ -95,22 +94,7 @@ func (p place) write(path, content string, mode os.FileMode) error {
 }
 
 // setAside renames what stands there to a name that git does not obey, beside it.
-func (p place) setAside(path string) (aside string, err error) {
-	base := path + ".set-aside-" + time.Now().UTC().Format("20060102-150405")
-	err = p.in("rename", path, func(dir int, name string) error {
-		for i := range 1000 {
-			aside = base
-			if i > 0 {
-				aside += "-" + strconv.Itoa(i)
-			}
-			if err := unix.Renameat2(dir, name, dir, filepath.Base(aside), unix.RENAME_NOREPLACE); !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-		}
-		return unix.EEXIST
-	})
-	return aside, err
-}
+func (p place) setAside(path string) (aside string, err error) { return gitseal.SetAside(p.root, path) }
 
 // locked reports whether a lock of git's that somebody may still hold stands there, and
 // whether it is an empty file.

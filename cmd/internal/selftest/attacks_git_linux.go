@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/sandbox"
 )
 
 func gitAttacks() []Attack {
@@ -44,6 +46,9 @@ func gitAttacks() []Attack {
 		{"git-gitdir", "CASES 28a", "open a linked worktree's gitdir for writing", "git worktree prune removes another", MustFail, true, inGit(".git/worktrees/linked/gitdir", opensForWriting)},
 		{"git-editor", "CVE-2026-25725", "open the project's editor settings for writing", "a task when the folder is opened", MustFail, true, inGit(".vscode/settings.json", opensForWriting)},
 		{"git-settings", "CVE-2026-25725", "plant a file beside the project's settings of an AI tool", "a hook of the host's own tool", MustFail, true, inGit(".claude", makes)},
+		{"git-message-link", "CASES 28a", "make a link where git writes a commit's message", "any file of the user's, with the agent's text", MustFail, true, newInGit(".git/COMMIT_EDITMSG", pointsElsewhere)},
+		{"git-new-commondir", "CASES 28a", "make a commondir in a repository", "config and hooks from elsewhere", MustFail, true, newInGit(".git/modules/sub/commondir", names)},
+		{"git-conflicts", "CASES 26", "make a folder for resolutions of conflicts", "git commit copies what a list of the agent's names", MustFail, true, newInGit("nested/.git/rr-cache", folder)},
 		{"git-kept-descriptor", "CASES 23", "rename .git in a nested namespace by a kept descriptor, to stay", "a copy of its own in its place", MustFail, true, gitKept},
 	}
 }
@@ -60,6 +65,52 @@ func inGit(name string, attack func(path string) error) func(context.Context, *T
 		}
 		return outcome(attack(path), "at "+path)
 	}
+}
+
+// newInGit aims at a name that is not there. No mount forbids one: the boundary takes it away,
+// which is waited for inside.
+func newInGit(name string, attack func(path string) error) func(context.Context, *Targets) (Seen, string) {
+	return func(ctx context.Context, t *Targets) (Seen, string) {
+		if t.Git == "" {
+			return skipped("no target")
+		}
+		path := filepath.Join(t.Git, name)
+		if err := attack(path); err != nil {
+			return Refused, err.Error()
+		}
+		if _, err := os.Lstat(sandbox.GuestPath); err != nil { // the control: nobody takes it away
+			return outcome(os.RemoveAll(path), "made "+path+" and took it away")
+		}
+		gone := func() bool { _, err := os.Lstat(path); return errors.Is(err, os.ErrNotExist) }
+		if !within(ctx, noticed, gone) {
+			return worked("%s is still there", path)
+		}
+		return refused("made, and taken away by the boundary")
+	}
+}
+
+func pointsElsewhere(path string) error { return os.Symlink("/etc/passwd", path) }
+
+func names(path string) error { return os.WriteFile(path, []byte("../../../nested/.git\n"), 0o600) }
+
+func folder(path string) error { return os.Mkdir(path, 0o700) }
+
+// within asks until it is so, but for no longer than most.
+func within(ctx context.Context, most time.Duration, so func() bool) bool {
+	end := time.NewTimer(most)
+	defer end.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 func makes(dir string) error {
@@ -152,23 +203,17 @@ func gitKept(ctx context.Context, t *Targets) (Seen, string) {
 	if !t.Nesting { // the control: nobody puts it back
 		return outcome(os.Rename(path+keptAway, path), "moved "+path+" away, and back")
 	}
-	end := time.NewTimer(noticed)
-	defer end.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	back := func() bool {
 		var now unix.Stat_t
-		if unix.Lstat(path, &now) == nil && now.Ino == before.Ino && now.Dev == before.Dev {
-			return refused("moved, and moved back by the boundary")
-		}
-		select {
-		case <-tick.C:
-		case <-end.C:
-			return worked("%s is still away", path)
-		case <-ctx.Done():
-			return refused("stopped: %v", ctx.Err())
-		}
+		return unix.Lstat(path, &now) == nil && now.Ino == before.Ino && now.Dev == before.Dev
 	}
+	switch {
+	case within(ctx, noticed, back):
+		return refused("moved, and moved back by the boundary")
+	case ctx.Err() != nil:
+		return refused("stopped: %v", ctx.Err())
+	}
+	return worked("%s is still away", path)
 }
 
 // keptAway is what a folder that tryKeptAway moved has behind its name.

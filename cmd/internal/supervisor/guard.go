@@ -61,6 +61,10 @@ func (s *Supervisor) watched(p *program, found *gitseal.Found) error {
 		p.Kill()
 		return fmt.Errorf("the git seals cannot be watched: %w", err)
 	}
+	s.mu.Lock()
+	before := s.before
+	s.mu.Unlock()
+	s.guard.Inside(before.Inner())
 	s.wg.Go(func() {
 		<-p.Done()
 		remove()

@@ -1,0 +1,108 @@
+// New names in a git directory that no mount can forbid: links where git on the host writes, and
+// files that it would obey.
+
+package e2e
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"agentconnect.md/sandbox/sandbox/gitseal"
+)
+
+// Each link has the host's git write what the agent chose to a file of the host, in the host's
+// everyday command. That it does is the control.
+func TestALinkWhereGitOnTheHostWritesIsTakenAway(t *testing.T) {
+	s := newSite(t)
+	const precious, branch = "precious\n", `'x;touch${IFS}pwned;'`
+	for name, c := range map[string]struct{ link, plant, host string }{
+		"commit":   {"COMMIT_EDITMSG", `echo 'touch pwned' > .git/SQUASH_MSG; rm .git/COMMIT_EDITMSG`, `echo y > file; GIT_EDITOR=true git commit -q -a`},
+		"checkout": {"logs/HEAD", `git branch ` + branch + `; rm .git/logs/HEAD`, `git checkout -q ` + branch},
+		"fetch":    {"FETCH_HEAD", `git branch ` + branch, `git fetch -q . 'refs/heads/x*:refs/heads/y*'`},
+		"merge":    {"MERGE_MSG", `git checkout -q -b ` + branch + `; echo b > file; git commit -q -a -m b; git checkout -q main; echo c > file; git commit -q -a -m c`, `git merge -q ` + branch + ` >/dev/null || :`},
+		"branch":   {"logs/refs/heads/new", `rm -r .git/logs; mkdir -p .git/logs/refs/heads`, `git branch new`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ws, victim := s.project(name), s.write(name+"-victim", precious)
+			plant := c.plant + "; ln -s " + victim + " .git/" + c.link
+			s.in(s.mkdir(name+"-control"), "cp -a "+ws+"/. . && "+plant+"; "+c.host)
+			if got := s.read(victim); got == precious {
+				t.Fatal("outside it leads nowhere, so it proves nothing")
+			}
+			s.write(name+"-victim", precious)
+			s.add(name, "--workspace", ws)
+			if s.daemon == nil {
+				s.start()
+			}
+			s.ok("agent", "start", name)
+			s.gitin(name, plant)
+			s.untilAudited(name, "link-removed", filepath.Join(ws, ".git", c.link))
+			s.in(ws, c.host)
+			if got := s.read(victim); got != precious {
+				t.Errorf("git wrote there: %q", got)
+			}
+			s.untilState(name, "running")
+		})
+	}
+}
+
+// Again and again is once too often: between a name and the guard's answer lie milliseconds, and
+// one that goes on would be met in them.
+func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
+	for name, plant := range map[string]string{
+		"commondir": `mkdir -p evil; while :; do echo ../evil >.git/commondir; done`,
+		"links":     `while :; do ln -s /etc/passwd .git/FETCH_HEAD; done`,
+		"head":      `while :; do echo 'ref: refs/heads/main' >HEAD; done`,
+		"rr-cache":  `while :; do mkdir -p .git/rr-cache; done`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			ws := s.project("repo")
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.ok("agent", "start", "alice")
+			s.spin("alice", "("+plant+") 2>/dev/null")
+			s.until("the agent is stopped", func() bool {
+				for _, r := range s.audited("alice") {
+					if r.Event == "stopped" {
+						return true
+					}
+				}
+				return false
+			})
+			s.ok("agent", "stop", "alice")
+			if got := s.in(ws, "ls -A .git . && git status --porcelain --untracked-files=no"); strings.Contains(got, "commondir\n") || strings.Contains(got, "rr-cache\n") || strings.Contains(got, "FETCH_HEAD\n") || strings.Contains(got, "\nHEAD\nHEAD\n") {
+				t.Errorf("left:\n%s", got)
+			}
+		})
+	}
+}
+
+// What git remembers of conflicts: with a folder for it and a list of files, git commit copies
+// what the list names, a key of the home for instance, to where the agent reads it.
+func TestGitOnTheHostCopiesNothingOfTheHostsIntoARepository(t *testing.T) {
+	for _, rerere := range []string{"off", "on"} {
+		t.Run("rerere "+rerere, func(t *testing.T) {
+			s := newSite(t)
+			ws, key := s.project("repo"), s.write("key", "KEY-OF-THE-HOST\n")
+			if rerere == "on" {
+				s.in(ws, "git config rerere.enabled true && mkdir .git/rr-cache")
+			}
+			plant := fmt.Sprintf(`h=$(printf '%%040d' 1); mkdir -p .git/rr-cache/$h; : >.git/rr-cache/$h/preimage; printf '%%s\t%%s\0' $h %s >.git/%s`, key, gitseal.ConflictsFile)
+			const host = `echo y >> file; git commit -q -a -m y; grep -rsl KEY-OF-THE-HOST .git || :`
+			if got := s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !strings.Contains(got, "rr-cache") {
+				t.Fatalf("outside nothing is copied, so it proves nothing: %q", got)
+			}
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.ok("agent", "start", "alice")
+			s.gitin("alice", "("+plant+"); true") // what is taken away meanwhile ends it early
+			s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git", map[string]string{"off": "rr-cache", "on": gitseal.ConflictsFile}[rerere]))
+			if got := s.in(ws, host); got != "" {
+				t.Errorf("copied: %s", got)
+			}
+		})
+	}
+}
