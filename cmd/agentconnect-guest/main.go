@@ -13,7 +13,7 @@
 //	agentconnect-guest start FD -- CMD…
 //	agentconnect-guest git-credential get|store|erase
 //	agentconnect-guest gh ARG…
-//	agentconnect-guest git-config KEY VALUE | --unset KEY   a variable of a sealed configuration, if allowed
+//	agentconnect-guest git-config KEY VALUE | --unset KEY | --upstream REMOTE/BRANCH   a variable of a sealed configuration, if allowed
 //	agentconnect-guest git-receive-pack                  what git starts to push from an agent's own clone
 //	agentconnect-guest receive                           the other end, in a boundary of its own
 //	agentconnect-guest mcp NAME                          an MCP server outside, on stdin and stdout

@@ -22,7 +22,7 @@ func TestHarmlessVariablesOfASealedConfigurationAreSetForTheAgent(t *testing.T) 
 			r := s.sh("alice", gitIdentity+`g=/run/agentconnect/guest
 git checkout -q -b topic/1 && echo x > x && git add x && git commit -q -m x && git push -q -u origin topic/1
 $g git-config branch.topic/1.remote origin && $g git-config branch.topic/1.merge refs/heads/topic/1 && git status -sb
-git checkout -q --track -b t2 origin/main; cd .git && $g git-config branch.t2.remote origin && $g git-config branch.t2.merge refs/heads/main && cd .. && git switch -q t2 && git status -sb
+git checkout -q --track -b t2 origin/main; cd .git && $g git-config --upstream origin/main && cd .. && git status -sb
 $g git-config --unset branch.t2.merge`)
 			if r.code != 0 || r.out != "## topic/1...origin/topic/1\n## t2...origin/main\n" {
 				t.Fatalf("inside: %d %s%s", r.code, r.out, r.err)
@@ -46,6 +46,34 @@ $g git-config --unset branch.t2.merge`)
 				t.Errorf("show: %s", out)
 			}
 		})
+	}
+}
+
+// What docs/practice.md says of an agent that may change nothing: what git reports is no
+// failure, the push is done, and without an upstream the work goes on by name.
+func TestPushWithUpstreamIsDoneAndSaysThatTheConfigurationIsNotWritten(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.in(ws, "git init -q --bare ../origin.git && git remote add origin ../origin.git && git push -q origin main && git fetch -q")
+	s.add("alice", "--workspace", ws, "--grant", s.path("origin.git")+":rw")
+	s.start()
+	const busy = "could not write config file .git/config: Device or resource busy"
+	for _, c := range []struct{ script, says string }{
+		{"git checkout -q -b topic && echo x > x && git add x && git commit -q -m x && git push -q -u origin topic && git ls-remote --exit-code origin topic", busy},
+		{"git checkout -q --track -b t2 origin/main", busy},
+		{"git branch -q -u origin/main", busy},
+		{"git push -q origin HEAD && git pull -q origin main && git switch -q --no-track -c t3 origin/main", ""},
+	} {
+		if r := s.sh("alice", gitIdentity+c.script); r.code != 0 || !strings.Contains(r.err, c.says) {
+			t.Errorf("%s\nexit %d: %s%s", c.script, r.code, r.out, r.err)
+		}
+	}
+	r := s.sh("alice", "/run/agentconnect/guest git-config --upstream origin/topic")
+	if r.code == 0 || !strings.Contains(r.err, "agentconnect agent edit alice --git-config 'branch.*'") {
+		t.Errorf("%d %s", r.code, r.err)
+	}
+	if got := s.in(ws, "git config --get-regexp '^branch' || :"); got != "" {
+		t.Errorf("set outside: %s", got)
 	}
 }
 
