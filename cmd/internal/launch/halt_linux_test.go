@@ -95,11 +95,11 @@ func TestHaltedSandboxDoesNotWakeItself(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Kill()
-			n := counting(t, dir, how, "")
+			counting(t, dir, how, "")
 			if err := p.Halt(); err != nil {
 				t.Fatal(err)
 			}
-			n = afterNames(t, dir, how)
+			n := afterNames(t, dir, how)
 			if now := afterNames(t, dir, how); now != n {
 				t.Errorf("halted it counts on, from %s to %s", n, now)
 			}

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"agentconnect.md/sandbox/cmd/internal/control"
 )
 
 // climb is what an agent does that may make namespaces: it mounts the control groups in one of
@@ -66,4 +68,21 @@ func TestAgentThatMountsControlGroupsChangesNoLimit(t *testing.T) {
 	m.value(g, "memory.max", "max")
 	in.Close()
 	_ = cmd.Wait()
+}
+
+// The limits of an agent that may make namespaces lie above the group that it runs in, and
+// hold all the same.
+func TestAgentThatMayMakeNamespacesIsHeldToItsLimits(t *testing.T) {
+	m := realLimits(t)
+	m.dropIn("agent@alice.service", "slow.conf", "[Service]\nRestartSec=6s\n")
+	m.start("alice", "--nesting", "on", "--memory", "100M", "--tasks", "60")
+	said, _ := m.run("agentconnect", "agent", "exec", "alice", "--", "bash", "-c", `cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/pids.max; for i in {1..100}; do sleep 60 & done 2>&1 | grep -m1 -i resource; kill $(jobs -p)`)
+	m.says("a command", said, "104857600\n60\n", "Resource temporarily unavailable")
+	said, code := m.run("agentconnect", "prompt", "alice", "eat 200")
+	m.says("the prompt that ate too much", said, "out of memory: 100 MiB limit")
+	if code != 1 {
+		t.Errorf("the prompt that ate too much: exit code %d", code)
+	}
+	m.until("alice runs again", func() bool { return m.agent("alice").State == control.StateRunning })
+	m.says("a prompt after the restart", m.must("agentconnect", "prompt", "alice", "echo back again"), "back again")
 }
