@@ -169,6 +169,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer run.Close()
+	run.sweep()
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

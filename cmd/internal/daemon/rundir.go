@@ -68,6 +68,20 @@ func (r *runDir) Close() {
 	}
 }
 
+// sweep takes away what supervisors left here that were killed while no daemon looked, or with
+// it: those of commands in agents that do not run are its children.
+func (r *runDir) sweep() {
+	entries, err := os.ReadDir(r.Path)
+	if err != nil {
+		return // whoever needs the directory says so
+	}
+	for _, e := range entries {
+		if socket, ok := strings.CutSuffix(e.Name(), ".lock"); ok {
+			ClearInside(filepath.Join(r.Path, socket))
+		}
+	}
+}
+
 // ControlSocket says where the daemon of root listens, for a client with xdg as its
 // $XDG_RUNTIME_DIR.
 func ControlSocket(xdg, root string) string {

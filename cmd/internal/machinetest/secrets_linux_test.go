@@ -270,6 +270,21 @@ func TestSecretIsNowhere(t *testing.T) {
 	m.until("the next daemon takes it away", func() bool { return len(left()) == 0 })
 	m.gone("alice")
 
+	// A command in an agent that does not run hangs on the daemon, and is killed with it.
+	command := m.begin("agentconnect", "agent", "exec", "alice", "--", "sh", "-c", "cat /run/agentconnect/secrets/FILE; sleep 600")
+	m.until("the command runs", func() bool {
+		return slices.ContainsFunc(m.of("alice"), func(p process) bool { return p.cmdline == "sleep 600" })
+	})
+	if len(left()) == 0 {
+		t.Error("control: the command has no secrets")
+	}
+	m.killDaemon()
+	m.gone("alice")
+	<-command.ended
+	if l := left(); len(l) > 0 {
+		t.Errorf("left behind by a command: %q", l)
+	}
+
 	// What is set anew is what the next start has, and the old is nowhere.
 	s.list = canaries(2)
 	m.give("alice", s.list)

@@ -405,9 +405,6 @@ func (s *Supervision) Adopt(ctx context.Context) (running, stopped []string, err
 			continue
 		}
 		stopped = append(stopped, n.ID)
-		if socket, err := s.o.Socket(n.ID); err == nil {
-			daemon.ClearInside(socket) // killed while no daemon looked
-		}
 		if s.o.Stopped != nil && s.leftStopped(ctx, n.ID) {
 			s.o.Stopped(n.ID)
 		}
