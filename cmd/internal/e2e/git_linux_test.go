@@ -46,8 +46,9 @@ func (s *site) project(path string) string {
 
 // Each is run in the folder of the thing $n, and must end badly there.
 var (
+	// A link that is made in a git directory would end the agent, which other tests are about.
 	fileAttacks = []string{
-		`echo x >> "$n"`, `echo x > x.new && mv x.new "$n"`, `rm -f "$n" && test ! -e "$n"`, `mv "$n" "$n.away"`, `ln -s /tmp/x x.l && mv -fT x.l "$n"`, `ln "$n" x.hard && echo x >> x.hard`,
+		`echo x >> "$n"`, `echo x > x.new && mv x.new "$n"`, `rm -f "$n" && test ! -e "$n"`, `mv "$n" "$n.away"`, `ln -sfn /tmp/x /tmp/x.l && mv -fT /tmp/x.l "$n"`, `ln "$n" x.hard && echo x >> x.hard`,
 	}
 	dirAttacks = []string{
 		`echo x > "$n/planted"`, `mv "$n" "$n.away"`, `rm -rf "$n" && test ! -e "$n"`, `mkdir x.new && mv x.new "$n/planted"`, `chmod 777 "$n"`,
@@ -67,7 +68,7 @@ func (s *site) attackPaths(id string, paths, attacks []string, control bool) {
 	for _, path := range paths {
 		for i, a := range attacks {
 			fmt.Fprintf(&inside, "%s && echo 'worked: %s: %d'\n", script(path, a), path, i)
-			fmt.Fprintf(&inside, "rm -rf '%[1]s/x.new' '%[1]s/x.l' '%[1]s/x.hard'\n", filepath.Dir(path))
+			fmt.Fprintf(&inside, "rm -rf '%[1]s/x.new' '%[1]s/x.hard'\n", filepath.Dir(path))
 		}
 	}
 	for line := range strings.Lines(s.works(id, inside.String()+"true")) {
@@ -344,10 +345,13 @@ func rounds(many, few int) int {
 }
 
 func TestNothingThatASpinningAgentWritesWhileTheHostRewritesItsConfigurationEverRuns(t *testing.T) {
-	for name, file := range map[string]string{"the file": "config", "git's lock on it": "config.lock"} {
+	for name, file := range map[string]string{"the file": "config", "git's lock on it": "config.lock", "what a link leads to": "real"} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
 			ws := s.project("repo")
+			if file == "real" {
+				s.in(ws, "mv .git/config .git/real && ln -s real .git/config")
+			}
 			s.add("alice", "--workspace", ws)
 			s.start()
 			mark := s.path("pwned")
@@ -359,12 +363,14 @@ func TestNothingThatASpinningAgentWritesWhileTheHostRewritesItsConfigurationEver
 					failed++
 				}
 				if exists(mark) {
-					t.Fatalf("the agent's program ran in round %d of %d", i, n)
+					t.Fatalf("the agent's program ran in round %d of %d; the configuration:\n%s", i, n, s.read(filepath.Join(ws, ".git/config")))
 				}
 			}
 			events := map[string]int{}
 			for _, r := range s.audited("alice") {
-				events[r.Event]++
+				if events[r.Event]++; r.Event == "stopped" {
+					t.Errorf("from then on nothing was put to the test: %s", r.Text)
+				}
 			}
 			t.Logf("%d rounds, of which %d commands failed: %v", n, failed, events)
 			if failed == n || events["seal-restored"]+events["seal-tampered"]+events["lock-tampered"] == 0 {

@@ -28,6 +28,9 @@ const maxFile = 4 << 20
 // maxUndone bounds how often an agent's renames are undone before it is stopped.
 const maxUndone = 50
 
+// maxReplaced bounds how often a file is sealed again at once.
+const maxReplaced = 100
+
 // seal is one sealed or pinned path, watched from outside.
 type seal struct {
 	path string // on the host
@@ -40,6 +43,8 @@ type seal struct {
 	copied  bool
 	content string
 	lease   *os.File
+	// attached is which attachment its last one was.
+	attached int
 	// trusted: what takes the file's place now nobody but the host has written.
 	trusted bool
 }
@@ -64,6 +69,9 @@ type Guard struct {
 	seals  map[string]*seal
 	absent map[string]bool
 	boxes  map[*box]bool
+	// expected counts sandboxes that start, attached the mounts that were attached since the guard began.
+	expected, attached int
+
 	dirs   map[string]int // watched folders
 	byWd   map[int]string
 	inner  inner
@@ -78,8 +86,10 @@ type Guard struct {
 	frozen      bool          // nothing of the agent runs now
 	calm        int           // how many starts want all others to stand still
 	halted      map[*box]bool // for them
-	full        bool          // no more folders can be watched
-	closed      bool
+	// settling: the host is being waited for.
+	settling bool
+	full     bool // no more folders can be watched
+	closed   bool
 
 	inotify int
 	wake    int // an eventfd
@@ -153,18 +163,18 @@ func (g *Guard) rouse() {
 	_, _ = unix.Write(g.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 }
 
-// Add watches the seals of a plan for a sandbox that was started with it. The function that
-// it returns ends that. An error means that the sandbox is not as it was planned.
-func (g *Guard) Add(plan *sandbox.Plan, absent []string, sb Sandbox) (remove func(), err error) {
-	ns, err := NamespacesOf(sb.Init())
-	if err != nil {
-		return nil, err
-	}
-	b := &box{sandbox: sb, ns: ns, targets: map[string]string{}, knows: map[string]bool{}}
-	if b.mounts, err = os.Open("/proc/" + strconv.Itoa(sb.Init()) + "/mountinfo"); err != nil {
-		ns.Close()
-		return nil, err
-	}
+// Expected is a sandbox that is about to start.
+type Expected struct {
+	g    *Guard
+	b    *box
+	seen int // attachments until then
+}
+
+// Expect begins to watch the seals of a plan, and new names, before anything that is started with
+// it runs: until the sandbox is known, whoever of the host opens a sealed file waits. Started or
+// Failed must follow; nil is a sandbox without seals.
+func (g *Guard) Expect(plan *sandbox.Plan, absent []string) *Expected {
+	b := &box{targets: map[string]string{}, knows: map[string]bool{}}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	// What a sandbox that runs already was started without it may change, having made it perhaps:
@@ -204,16 +214,66 @@ func (g *Guard) Add(plan *sandbox.Plan, absent []string, sb Sandbox) (remove fun
 			g.look(filepath.Dir(p))
 		}
 	}
+	g.expected++
+	g.lease()
+	return &Expected{g: g, b: b, seen: g.attached}
+}
+
+// Failed says that nothing was started.
+func (e *Expected) Failed() {
+	if e == nil {
+		return
+	}
+	e.g.mu.Lock()
+	e.g.expected--
+	e.g.mu.Unlock()
+	e.g.rouse()
+}
+
+// Started says which sandbox it is. The function that it returns ends the watch. An error means
+// that the sandbox is not as it was planned.
+func (e *Expected) Started(sb Sandbox) (remove func(), err error) {
+	ns, err := NamespacesOf(sb.Init())
+	if err != nil {
+		e.Failed()
+		return nil, err
+	}
+	g, b := e.g, e.b
+	b.sandbox, b.ns = sb, ns
+	if b.mounts, err = os.Open("/proc/" + strconv.Itoa(sb.Init()) + "/mountinfo"); err != nil {
+		ns.Close()
+		e.Failed()
+		return nil, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.expected--
 	g.boxes[b] = true
 	g.rouse()
-	g.lease()
 	g.check()
+	g.lease()
+	if g.attached > e.seen && g.boxes[b] {
+		g.still(func() { g.catchUp(e) })
+	}
 	return func() {
 		g.mu.Lock()
 		g.drop(b)
 		g.mu.Unlock()
 		g.rouse()
 	}, nil
+}
+
+// catchUp attaches in a new sandbox what was sealed anew while it started.
+func (g *Guard) catchUp(e *Expected) {
+	for _, s := range g.seals {
+		if s.attached <= e.seen {
+			continue
+		}
+		if err := g.attachIn(e.b, s); err != nil {
+			g.stop(fmt.Sprintf("%s was changed outside during a start, and could not be sealed there: %v", s.path, err))
+			return
+		}
+	}
 }
 
 // hostPath says where on the host the mount point of a sealed mount lies.
@@ -401,7 +461,13 @@ func (g *Guard) check() {
 	slices.SortFunc(lost, func(a, b *seal) int { return strings.Compare(a.path, b.path) })
 	g.still(func() {
 		for _, s := range lost {
-			if err := g.restore(s); err != nil {
+			// The host may replace it once more while it is sealed: what was to be mounted over is
+			// gone then.
+			err := g.restore(s)
+			for n := 0; n < maxReplaced && errors.Is(err, unix.ENOENT) && g.seals[s.path] == s; n++ {
+				err = g.restore(s)
+			}
+			if err != nil {
 				g.stop(fmt.Sprintf("%s was changed outside or moved, and could not be sealed again: %v", s.path, err))
 				return
 			}
@@ -412,11 +478,7 @@ func (g *Guard) check() {
 		if len(came) > 0 {
 			g.persists(came)
 		}
-		for _, s := range lost {
-			if g.seals[s.path] == s && s.copied {
-				s.patient(time.Now().Add(openedWait))
-			}
-		}
+		g.settle(lost)
 		g.lease()
 	})
 }
@@ -690,24 +752,32 @@ func (g *Guard) attach(s *seal, said string) error {
 	s.release()
 	unix.Close(s.fd)
 	s.fd, s.id = fd, id
-	var copied *string
-	if s.copied {
-		copied = &s.content
-	}
+	g.attached++
+	s.attached = g.attached
 	for b := range g.boxes {
-		target, ok := b.targets[s.path]
-		if !ok {
-			continue
-		}
-		if err := b.ns.Attach(target, id.dev, id.ino, copied); err != nil {
-			if b.sandbox.Ended() {
-				continue
-			}
+		if err := g.attachIn(b, s); err != nil {
+			s.id = inode{} // sealed is nothing now
 			return err
 		}
 	}
 	if said != "" {
 		g.say(audit.Record{Kind: audit.KindGit, Event: "seal-restored", Path: s.path, Text: said})
+	}
+	return nil
+}
+
+// attachIn mounts what stands at the path of s in one sandbox.
+func (g *Guard) attachIn(b *box, s *seal) error {
+	target, ok := b.targets[s.path]
+	if !ok {
+		return nil
+	}
+	var copied *string
+	if s.copied {
+		copied = &s.content
+	}
+	if err := b.ns.Attach(target, s.id.dev, s.id.ino, copied); err != nil && !b.sandbox.Ended() {
+		return err
 	}
 	return nil
 }

@@ -14,10 +14,17 @@ type Guard struct{}
 // New is not available on this system.
 func New(Options) (*Guard, error) { return nil, errors.ErrUnsupported }
 
-// Add is not available on this system.
-func (*Guard) Add(*sandbox.Plan, []string, Sandbox) (func(), error) {
-	return nil, errors.ErrUnsupported
-}
+// Expected is none.
+type Expected struct{}
+
+// Expect expects nothing.
+func (*Guard) Expect(*sandbox.Plan, []string) *Expected { return nil }
+
+// Failed does nothing.
+func (*Expected) Failed() {}
+
+// Started is not available on this system.
+func (*Expected) Started(Sandbox) (func(), error) { return nil, errors.ErrUnsupported }
 
 // Close does nothing.
 func (*Guard) Close() {}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,10 +28,10 @@ import (
 const (
 	// openedWait bounds how long the agent stands still while a program of the host has the
 	// file open, or git's lock on it exists.
-	openedWait = time.Second
+	openedWait = 3 * time.Second
 	openedStep = 300 * time.Microsecond
 	// staleLock: a lock file older than that belongs to nobody.
-	staleLock = 2 * time.Second
+	staleLock = 4 * time.Second
 	// Leases that could not be had are tried again, ever more rarely.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 10 * time.Second
@@ -107,17 +108,6 @@ func openHeld(at int) (*os.File, error) {
 	}
 }
 
-// patient takes the lease as soon as nobody has the file open, but for no longer than to end.
-func (s *seal) patient(end time.Time) bool {
-	for !s.take() {
-		if time.Now().After(end) {
-			return false
-		}
-		time.Sleep(openedStep) //nolint:forbidigo // asked with a deadline; F_SETLEASE does not wait
-	}
-	return true
-}
-
 // asked reports whether somebody waits for the file.
 func (s *seal) asked() bool {
 	if s.lease == nil {
@@ -129,15 +119,32 @@ func (s *seal) asked() bool {
 
 // lease takes the leases that are not held. The lock is held.
 func (g *Guard) lease() {
-	missing := false
+	missing, locked := false, false
+	var busy []*seal                          // by programs of the host
 	others := sync.OnceValue(leasedElsewhere) // once for all: the kernel lists every lock each time
 	for _, s := range g.seals {
-		if s.copied && s.lease == nil && !s.takeUnless(others()[s.id]) {
+		switch {
+		case !s.copied || s.lease != nil:
+		case others()[s.id]:
 			missing = true
+		case !s.takeUnless(false):
+			missing = true
+			busy = append(busy, s)
+		default:
+			// A git that read the file before does not ask again.
+			if is, _ := g.place.locked(s.path + ".lock"); is {
+				s.release()
+				missing, locked = true, true
+				busy = append(busy, s)
+			}
 		}
 	}
+	if len(busy) > 0 && len(g.boxes) > 0 && !g.settling && (g.retry == 0 || locked) {
+		g.still(func() { g.settle(busy) })
+		missing = slices.ContainsFunc(busy, func(s *seal) bool { return g.seals[s.path] == s && s.lease == nil })
+	}
 	switch {
-	case !missing || len(g.boxes) == 0:
+	case !missing || len(g.boxes)+g.expected == 0:
 		g.retry = 0
 	case g.retry == 0:
 		g.retry = firstRetry
@@ -149,6 +156,9 @@ func (g *Guard) lease() {
 // opened lets those go on that wait for a file, while the agent stands still, and takes the
 // lease back when they are done. The lock is held.
 func (g *Guard) opened() {
+	if g.expected > 0 {
+		return // who starts cannot be halted yet: they wait
+	}
 	var asked []*seal
 	for _, s := range g.seals {
 		if s.asked() {
@@ -167,15 +177,26 @@ func (g *Guard) opened() {
 				s.trusted = false
 			}
 		}()
-		end := time.Now().Add(openedWait)
-		for _, s := range asked {
-			for !g.settled(s) && time.Now().Before(end) {
-				time.Sleep(openedStep) //nolint:forbidigo // asked with a deadline; nothing tells that a file is no longer open
-			}
-		}
+		g.settle(asked)
 		g.check()
 		g.lease()
 	})
+}
+
+// settle waits, while nothing of the agent runs, until the host is done with files, but no longer
+// than a while.
+func (g *Guard) settle(seals []*seal) {
+	if g.settling {
+		return // whoever waits already looks again
+	}
+	g.settling = true
+	defer func() { g.settling = false }()
+	end := time.Now().Add(openedWait)
+	for _, s := range seals {
+		for s.copied && g.seals[s.path] == s && !g.settled(s) && time.Now().Before(end) {
+			time.Sleep(openedStep) //nolint:forbidigo // asked with a deadline; nothing tells that a file is no longer open
+		}
+	}
 }
 
 // admit lets the host go on with a file. git makes the lock, which becomes the new file, before
@@ -216,7 +237,7 @@ func (g *Guard) settled(s *seal) bool {
 	}
 	// A git that made its lock since the look above may have read the file and closed it before
 	// the lease was ours: it renames without asking again. One that makes it from here on asks.
-	if is, _ := g.place.locked(s.path + ".lock"); is {
+	if is, _ := g.place.locked(s.path + ".lock"); is || !g.place.is(s.path, s.id) {
 		s.release()
 		return false
 	}
@@ -228,7 +249,7 @@ func (g *Guard) settled(s *seal) bool {
 			g.stop(s.path + ": " + err.Error())
 			return true
 		}
-		s.take()
+		return false // once more, with a lease
 	}
 	return true
 }

@@ -37,6 +37,12 @@ func (p place) stat(path string) (st unix.Stat_t, err error) {
 	return st, err
 }
 
+// is reports whether that very inode stands there.
+func (p place) is(path string, id inode) bool {
+	st, err := p.stat(path)
+	return err == nil && inode{st.Dev, st.Ino} == id
+}
+
 func (p place) mkdir(path string, mode uint32) error {
 	return p.in("mkdir", path, func(dir int, name string) error { return unix.Mkdirat(dir, name, mode) })
 }

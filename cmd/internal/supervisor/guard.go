@@ -46,12 +46,25 @@ func (s *Supervisor) review() {
 	}
 }
 
-// watched puts a started program under the guard.
-func (s *Supervisor) watched(p *program, found *gitseal.Found) error {
-	if s.guard == nil || p.Plan == nil || found == nil {
+// expect has the guard watch before anything runs: behind the start gate.
+func (s *Supervisor) expect(plan *sandbox.Plan) *sealguard.Expected {
+	s.mu.Lock()
+	found, before := s.found, s.before
+	s.mu.Unlock()
+	if s.guard == nil || plan == nil || found == nil {
 		return nil
 	}
-	remove, err := s.guard.Add(p.Plan, found.Absent, &guarded{program: p})
+	expected := s.guard.Expect(plan, found.Absent)
+	s.guard.Inside(before.Inner())
+	return expected
+}
+
+// watched puts a started program under the guard.
+func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
+	if expected == nil {
+		return nil
+	}
+	remove, err := expected.Started(&guarded{program: p})
 	if err != nil {
 		select {
 		case <-p.Done():
@@ -61,10 +74,6 @@ func (s *Supervisor) watched(p *program, found *gitseal.Found) error {
 		p.Kill()
 		return fmt.Errorf("the git seals cannot be watched: %w", err)
 	}
-	s.mu.Lock()
-	before := s.before
-	s.mu.Unlock()
-	s.guard.Inside(before.Inner())
 	s.wg.Go(func() {
 		<-p.Done()
 		remove()

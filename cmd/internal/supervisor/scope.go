@@ -10,6 +10,8 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/sealguard"
+	"agentconnect.md/sandbox/sandbox"
 )
 
 // execKillGrace is how long a command or a server beside the runtime may take to end
@@ -67,6 +69,16 @@ type lastExec struct{ n atomic.Uint64 }
 // a network of its own that is gated, go through out.
 func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement, out *egress.Gateway) (*program, error) {
 	p := &program{}
+	var plan *sandbox.Plan
+	var expected *sealguard.Expected
+	if compile := st.Compile; compile != nil {
+		st.Compile = func() (_ *sandbox.Plan, err error) {
+			expected.Failed() // of a start that was tried before
+			expected = nil
+			plan, err = compile()
+			return plan, err
+		}
+	}
 	st.Place = func(ctx context.Context, pid int) (err error) {
 		if p.scope != nil {
 			p.scope.Close() // of a start that was tried before
@@ -76,20 +88,19 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement, out
 			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
 		}
 		s.remember()
+		expected = s.expect(plan)
 		return err
 	}
 	process, err := st.Run(ctx)
 	if err != nil {
+		expected.Failed()
 		if p.scope != nil {
 			p.scope.Close()
 		}
 		return nil, err
 	}
 	p.Process = process
-	s.mu.Lock()
-	found := s.found
-	s.mu.Unlock()
-	if err := s.watched(p, found); err != nil {
+	if err := s.watched(p, expected); err != nil {
 		p.close()
 		return nil, err
 	}
