@@ -32,8 +32,8 @@ BENCH ?=
 # Packages whose concurrency is the point run under the race detector.
 raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
 
-.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-attack test-soak test-systemd test-product test-chaos test-limits lint bench bench-guard fuzz cross fmt clean runtimes \
-	here-run here-test here-attack here-soak here-check here-bench here-guard here-fuzz here-cross
+.PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-attack test-races test-soak test-systemd test-product test-chaos test-limits lint bench bench-guard fuzz cross fmt clean runtimes \
+	here-run here-test here-attack here-races here-soak here-check here-bench here-guard here-fuzz here-cross
 
 build: ## the programs into bin/, static (but with GO_BUILDMODE=pie, as the package has them)
 	CGO_ENABLED=0 go build -trimpath $(addprefix -buildmode=,$(GO_BUILDMODE)) -ldflags '$(ldflags)' -o $(bin)/ $(addprefix ./cmd/,$(programs))
@@ -82,6 +82,9 @@ test-attack: ## every attack inside the boundary and outside, as a table
 
 test-soak: ## five minutes of 1,000 agents that a control plane changes while its connection drops; AGENTCONNECT_TEST_SOAK=1h is longer
 	@$(enter) run $(MAKE) --no-print-directory here-soak
+
+test-races: ## 1,000 changes of a sealed configuration, 100 commands beside links that are swapped, 200 kills of each kind
+	@$(enter) run $(MAKE) --no-print-directory here-races
 
 # On real systemd alone, in machines of their own. SUITES="bookworm trixie" for both releases.
 machines := packaging/dev/systemd
@@ -151,6 +154,10 @@ here-attack: build
 
 here-soak:
 	AGENTCONNECT_TEST_SOAK=$${AGENTCONNECT_TEST_SOAK:-5m} go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./cmd/internal/placement
+
+# CI runs the same with fewer rounds: 50, 8 and 48.
+here-races:
+	AGENTCONNECT_TEST_RACES=1 go test -count=1 -v -timeout 60m -run 'SpinningAgent|AreSwapped|KilledAtAnyMoment' ./cmd/internal/e2e ./cmd/internal/launch
 
 here-check:
 	@unformatted=$$(gofmt -l $(go_dirs)); \

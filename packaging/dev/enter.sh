@@ -63,7 +63,7 @@ chmod 0700 "$home"
 # A variable of root's environment crosses over only by name: proxies, certificates, and what
 # says where packages come from.
 env=(HOME="$home" USER="$user" LOGNAME="$user" SHELL=/bin/bash LANG=C.UTF-8 AC_VERSION="$version" GOFLAGS=-buildvcs=false)
-for name in CI TERM NO_COLOR PKG RUN FUZZTIME BENCH AGENTCONNECT_TEST_SOAK http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY \
+for name in CI TERM NO_COLOR PKG RUN FUZZTIME BENCH AGENTCONNECT_TEST_SOAK AGENTCONNECT_TEST_RACES http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY \
 	SSL_CERT_FILE SSL_CERT_DIR NODE_EXTRA_CA_CERTS; do
 	[ -z "${!name:-}" ] || env+=("$name=${!name}")
 done
