@@ -795,7 +795,7 @@ func readAt(at, most int) (string, bool) {
 
 func ignoringEINTR(call func() (int, error)) (n int, err error) {
 	for {
-		if n, err = call(); err != unix.EINTR {
+		if n, err = call(); !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
 	}

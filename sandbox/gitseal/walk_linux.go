@@ -7,6 +7,7 @@ package gitseal
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"maps"
 	"runtime"
 	"slices"
@@ -179,7 +180,7 @@ func read(f folder, buf []byte, most int) (l listing) {
 	defer unix.Close(fd)
 	dotgit := f.path != f.root && bytes.HasSuffix([]byte(f.path), []byte("/.git"))
 	var head, objects, refs, commondir bool
-	err = eachName(fd, buf, func(name []byte, typ byte) bool {
+	lerr := eachName(fd, buf, func(name []byte, typ byte) bool {
 		l.entries++
 		switch string(name) {
 		case ".git":
@@ -201,7 +202,7 @@ func read(f folder, buf []byte, most int) (l listing) {
 		}
 		return l.entries <= most
 	})
-	l.failed = err != nil && err != unix.ENOENT
+	l.failed = lerr != nil && !errors.Is(lerr, unix.ENOENT)
 	l.gitdir = head && (objects && refs || commondir) && !dotgit
 	return l
 }
