@@ -279,15 +279,19 @@ func (f *flow) look(in *intake, gate *gate, strict bool) error {
 		if wait {
 			err = in.more()
 		}
-		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				return err
-			}
+		switch {
+		case errors.Is(err, errTooLong) && strict:
+			return &refusal{why: "the request " + errTooLong.Error(), http: true}
+		case errors.Is(err, errTooLong):
+			return f.rest(in)
+		case errors.Is(err, io.EOF):
 			// Nothing more will make a request of it, unless the server takes it as it is.
 			if strict && looksLikeHTTP(append(in.held(), '\n')) == alike {
 				return &refusal{why: "the request " + errBadHTTP.Error(), http: true}
 			}
 			return nil
+		case err != nil:
+			return err
 		}
 		b := in.held()
 		switch looksLikeTLS(b) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // maxIntake bounds what is held of a connection before it is judged, in bytes: a
@@ -14,6 +15,12 @@ var errTooLong = errors.New("longer than is looked at")
 
 // firstBytes is what an intake begins with; most heads and hellos fit.
 const firstBytes = 4 << 10
+
+// maxLarge is how many may hold more than that at once: some 34 MiB, however many connections
+// an agent has.
+const maxLarge = 512
+
+var largeNow atomic.Int32
 
 var intakes = sync.Pool{New: func() any { b := make([]byte, firstBytes); return &b }}
 
@@ -38,6 +45,7 @@ func (in *intake) release() {
 	if in.pooled != nil {
 		intakes.Put(in.pooled)
 	}
+	in.shrink()
 	in.pooled, in.buf, in.at, in.to, in.gone = nil, nil, 0, 0, 0
 }
 
@@ -49,9 +57,15 @@ func (in *intake) take(n int) {
 	in.gone = max(0, in.gone-n)
 	if in.at += n; in.at == in.to {
 		in.at, in.to = 0, 0
-		if len(in.buf) > firstBytes {
-			in.buf = *in.pooled // do not keep a large one while the connection idles
-		}
+		in.shrink() // do not keep a large one while the connection idles
+	}
+}
+
+// shrink gives up a large buffer; what is in it is lost.
+func (in *intake) shrink() {
+	if len(in.buf) > firstBytes {
+		in.buf = *in.pooled
+		largeNow.Add(-1)
 	}
 }
 
@@ -65,6 +79,10 @@ func (in *intake) more() error {
 		case len(in.buf) >= maxIntake:
 			return errTooLong
 		default:
+			if len(in.buf) == firstBytes && largeNow.Add(1) > maxLarge {
+				largeNow.Add(-1)
+				return errTooLong
+			}
 			grown := make([]byte, min(maxIntake, 4*len(in.buf)))
 			in.to = copy(grown, in.held())
 			in.buf = grown

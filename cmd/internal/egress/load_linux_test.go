@@ -228,6 +228,47 @@ func TestAThousandConnectionsAndReadersThatNeverRead(t *testing.T) {
 	}
 }
 
+// CASES 36: a connection may begin with much that is no line yet; all of them together hold
+// little of it.
+func TestLongBeginningsAreHeldForFew(t *testing.T) {
+	was := largeNow.Load()
+	long := strings.Repeat("x", firstBytes+1)
+	begin := func() (*intake, error) {
+		in := newIntake(&heard{says: bytes.NewReader([]byte(long))})
+		for len(in.held()) < len(long) {
+			if err := in.more(); err != nil {
+				return in, err
+			}
+		}
+		return in, nil
+	}
+	var all []*intake
+	for range maxLarge - was {
+		in, err := begin()
+		if err != nil {
+			t.Fatalf("the %d. one: %v", len(all)+1, err)
+		}
+		all = append(all, in)
+	}
+	in, err := begin()
+	if !errors.Is(err, errTooLong) {
+		t.Errorf("one too many: got %v", err)
+	}
+	in.release()
+	all[0].take(len(long))
+	if in, err := begin(); err != nil {
+		t.Errorf("after one is done: %v", err)
+	} else {
+		in.release()
+	}
+	for _, in := range all {
+		in.release()
+	}
+	if n := largeNow.Load(); n != was {
+		t.Errorf("%d are left", n-was)
+	}
+}
+
 func TestWidePipesAreFewAndNoneIsKept(t *testing.T) {
 	dropPipes()
 	fds := descriptors(t)
