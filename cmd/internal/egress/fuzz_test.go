@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -68,9 +70,33 @@ func FuzzDNS(f *testing.F) {
 	})
 }
 
+// taken gives the server's name of a ClientHello that a real server of Go's takes.
+func taken(raw []byte) (name string, ok bool) {
+	c := &heard{says: bytes.NewReader(raw)}
+	_ = tls.Server(c, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+		name, ok = i.ServerName, true
+		return nil, errors.New("that is all")
+	}}).Handshake()
+	return name, ok
+}
+
+// never reports whether look never says that it is something else, however much of raw there is.
+func never(look func([]byte) likeness, raw []byte) bool {
+	for i := 1; i <= len(raw); i += 1 + i/16 {
+		if look(raw[:i]) == unlike {
+			return false
+		}
+	}
+	return look(raw) != unlike
+}
+
 // FuzzHello: what is read of a ClientHello does not depend on how it is split, and is inside
-// what was read.
+// what was read. What a real server takes is not passed over, and names the same server.
 func FuzzHello(f *testing.F) {
+	real := captured(f, &tls.Config{ServerName: "example.com"})
+	f.Add(real, uint8(100))
+	f.Add(append([]byte{recordAlert, 3, 1, 0, 2, 1, 90}, real...), uint8(50))
+	f.Add(append([]byte{recordHandshake, 9}, real[2:]...), uint8(250))
 	f.Add([]byte("\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00"), uint8(1))
 	f.Add([]byte("\x16\x03\x01\x00\x04\x01\x00\x00\x00"), uint8(3))
 	f.Add([]byte("\x80\x2e\x01\x03\x01"), uint8(1))
@@ -78,6 +104,14 @@ func FuzzHello(f *testing.F) {
 	f.Add([]byte("\x16\x03\x01\x00"+string(rune(len(body)+4))+"\x01\x00\x00"+string(rune(len(body)))+body), uint8(7))
 	f.Fuzz(func(t *testing.T, raw []byte, step uint8) {
 		h, n, err := new(helloParser).parse(raw)
+		if name, ok := taken(raw); ok {
+			if !never(looksLikeTLS, raw) {
+				t.Fatalf("Go takes %q, for %q, and it is passed over", raw, name)
+			}
+			if ascii, valid := rules.ASCIIName(name); err == nil && (h.name != ascii || name != "" && !valid) {
+				t.Fatalf("%q is for %q there and for %q here", raw, name, h.name)
+			}
+		}
 		if err == nil {
 			if n <= 0 || n > len(raw) || h.name != "" && !bytes.Contains(bytes.ToLower(raw), []byte(h.name[:1])) {
 				t.Fatalf("%+v, %d of %d", h, n, len(raw))
@@ -106,7 +140,7 @@ func FuzzHello(f *testing.F) {
 }
 
 // FuzzRequest: what passes is read in the same way by the standard library, and is for the
-// same host.
+// same host. What that reads as a request is not passed over.
 func FuzzRequest(f *testing.F) {
 	for _, s := range []string{
 		"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", "POST /x HTTP/1.0\r\nHost: a:80\r\nContent-Length: 5\r\n\r\n",
@@ -115,8 +149,12 @@ func FuzzRequest(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
+	f.Add([]byte(strings.Repeat("M", 100) + " / HTTP/1.1\r\nHost: a\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		like := looksLikeHTTP(raw)
+		if r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw))); err == nil && !never(looksLikeHTTP, raw) {
+			t.Fatalf("Go takes %q, for %q, and it is passed over", raw, r.Host)
+		}
 		end := headEnd(raw, 0)
 		if end == 0 {
 			return
@@ -149,9 +187,11 @@ type heard struct {
 	total bytes.Buffer
 }
 
-func (h *heard) Read(b []byte) (int, error)  { return h.says.Read(b[:min(len(b), 7)]) }
-func (h *heard) Write(b []byte) (int, error) { return h.total.Write(b) }
-func (h *heard) CloseWrite() error           { return nil }
+func (h *heard) Read(b []byte) (int, error)       { return h.says.Read(b[:min(len(b), 7)]) }
+func (h *heard) Write(b []byte) (int, error)      { return h.total.Write(b) }
+func (h *heard) CloseWrite() error                { return nil }
+func (h *heard) Close() error                     { return nil }
+func (h *heard) SetWriteDeadline(time.Time) error { return nil }
 
 // FuzzAnswer: whatever a server says before it says whether the connection stays HTTP, the
 // client gets the same bytes in the same order, and only a final answer ends the look.
