@@ -43,10 +43,17 @@ type flow struct {
 	why    string // it was cut, and this is why
 }
 
-// place is the name of a server and its port.
+// place is a server, by its name or address, and its port.
 type place struct {
 	name string
 	port uint16
+}
+
+func (p place) query() rules.Query {
+	if a, err := netip.ParseAddr(p.name); err == nil {
+		return rules.Query{Addr: a, Port: p.port}
+	}
+	return rules.Query{Name: p.name, Port: p.port}
 }
 
 // to is where what the client says now goes.
@@ -574,13 +581,21 @@ func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
 // through carries on what goes through a proxy. It is judged as it would be on the way to
 // where the proxy leads; and a server that says yes and is none gets nothing else, either.
 func (f *flow) through(in *intake, gate *gate, r *request) error {
-	if to := (place{r.host, r.port}); to != f.to() {
-		if !f.g.rules().Decide(throughQuery(r)).ByName {
-			return f.rest(in)
-		}
-		f.tunnel = &to
+	to := place{r.host, r.port}
+	if to == f.to() {
+		return f.look(in, gate, true)
 	}
-	return f.look(in, gate, true)
+	v := f.g.rules().Decide(to.query())
+	f.mu.Lock()
+	f.tunnel = &to
+	f.mu.Unlock()
+	switch {
+	case !v.Allowed: // since it was asked for
+		return &refusal{seen: to.name, why: f.g.why(v)}
+	case v.ByName:
+		return f.look(in, gate, true)
+	}
+	return f.rest(in)
 }
 
 var errNoAnswer = errors.New("the server ended without an answer")
@@ -627,7 +642,7 @@ func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 	var no *refusal
 	if to := (place{r.host, r.port}); r.through && strict && to != f.to() {
 		// Asked of a proxy that a rule allows: what it would reach is judged by itself.
-		v := f.g.rules().Decide(throughQuery(r))
+		v := f.g.rules().Decide(to.query())
 		if !v.Allowed {
 			no = &refusal{seen: r.host, why: fmt.Sprintf("a proxy (%s) was asked for port %d of %s, and %s", f.to().name, r.port, r.host, f.g.why(v))}
 		} else {
@@ -642,13 +657,6 @@ func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 		no.http = true
 	}
 	return no
-}
-
-func throughQuery(r *request) rules.Query {
-	if a, err := netip.ParseAddr(r.host); err == nil {
-		return rules.Query{Addr: a, Port: r.port}
-	}
-	return rules.Query{Name: r.host, Port: r.port}
 }
 
 // refuseRequest is the refusal of the first request; of a later one only the end, as the
@@ -944,7 +952,7 @@ func (g *Gateway) cutDenied() {
 	g.mu.Unlock()
 	for _, f := range all {
 		f.mu.Lock()
-		name, seen, was := f.name, f.rec.Seen, f.verdict
+		name, seen, was, tunnel := f.name, f.rec.Seen, f.verdict, f.tunnel
 		f.mu.Unlock()
 		if !was.Allowed {
 			continue // refused, or waits and looks itself
@@ -952,6 +960,10 @@ func (g *Gateway) cutDenied() {
 		v, _ := g.decide([]string{name}, f.dst, false)
 		if once := strings.HasSuffix(was.Rule, onceMark); !v.Allowed && (!once || v.Reason == rules.Denied) {
 			f.cut(g.why(v))
+		} else if tunnel != nil {
+			if v := g.rules().Decide(tunnel.query()); !v.Allowed {
+				f.cut(g.why(v))
+			}
 		} else if seen != "" {
 			if v := g.rules().Decide(g.query(seen, f.dst)); v.Reason == rules.Denied {
 				f.cut(g.why(v))

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -428,6 +429,17 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 	}
 	if through(a.connect("proxy.example", 8080), "evil.net") == nil {
 		t.Error("another server's name passes a proxy")
+	}
+	// What goes through one is cut as all else is, when a rule goes.
+	live := a.connect("proxy.example", 8080)
+	if err := through(live, "good.example"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.g.SetRules(policy("proxy.example:80", "proxy.example:8080", "good.example:80")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, live); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("what is no longer allowed goes on: %v", err)
 	}
 	// A port of the proxy itself that no rule names.
 	c := a.connect("proxy.example", 8080)
