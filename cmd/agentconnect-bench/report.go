@@ -37,7 +37,7 @@ var sections = []section{
 	{title: "Start", names: []string{"start", "mounts", "systemd/start", "exec", "probe"},
 		text: "From the call to the first instruction of the program inside. Directly: the launcher and bubblewrap, beside bubblewrap given the same mounts.\n" +
 			"Under systemd: from `StartTransientUnit` for `agent@ID.service`, with the supervisor, its scope and the start gate, beside `systemd-run --user --scope bwrap` with the same mounts.",
-		bars: []plot{{file: "start", title: "start, ms (median)", keys: []string{"start/default", "start/sandbox-runtime", "systemd/start/none", "exec/true"}, log: true}}},
+		bars: []plot{{file: "start", title: "start, ms (median)", keys: []string{"start/default", "systemd/start/none", "start/sandbox-runtime"}, log: true}}},
 	{title: "Start by the size of the workspace", names: []string{"trees"},
 		text: "The look for git repositories that each start takes, and the whole start from the supervisor's fork to the runtime's first word with all found sealed, beside `rg --files` on the same tree."},
 	{title: "Memory", names: []string{"memory"},
@@ -160,26 +160,33 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'
 // bars draws ours and each peer's value side by side, a group for each key.
 func bars(p plot, all []figures.Figure) string {
 	var data strings.Builder
-	n := 0
+	n, highest := 0, 0.0
 	for _, key := range p.keys {
 		for _, f := range all {
 			if f.Key != key {
 				continue
 			}
 			what := strings.ReplaceAll(f.What, "`", "")
-			fmt.Fprintf(&data, "%s 1 %g\n", strconv.Quote("ours: "+what), f.Ours)
-			n++
+			bar := func(name string, colour int, value float64) {
+				fmt.Fprintf(&data, "%s %d %g %s\n", strconv.Quote(name), colour, value, strconv.Quote(figures.Value(value, "")))
+				n, highest = n+1, max(highest, value)
+			}
+			bar("ours: "+what, 1, f.Ours)
 			for _, peer := range f.Peers {
-				fmt.Fprintf(&data, "%s 2 %g\n", strconv.Quote(peer.Name), peer.Value)
-				n++
+				bar(peer.Name, 2, peer.Value)
 			}
 		}
 	}
 	if n == 0 {
 		return ""
 	}
-	return "$data << EOD\n" + data.String() + "EOD\nset style fill solid\nset boxwidth 0.7\nset xtics rotate by -20 font ',10' noenhanced\nset nokey\nset rmargin 12\n" +
-		"plot [-0.6:" + strconv.Itoa(n) + "] $data using 0:3:($2==1 ? 0x2a6f97 : 0x9aa5ad):xtic(1) with boxes lc rgb variable, '' using 0:3:3 with labels offset 0,0.6 notitle\n"
+	lowest, above := 0.0, 1.15
+	if p.log {
+		lowest, above = 1, 3
+	}
+	return "$data << EOD\n" + data.String() + "EOD\nset style fill solid\nset boxwidth 0.7\nset xtics rotate by -20 font ',10' noenhanced\nset nokey\nset rmargin 16\n" +
+		fmt.Sprintf("set yrange [%g:%g]\n", lowest, highest*above) +
+		"plot [-0.6:" + strconv.Itoa(n) + "] $data using 0:3:($2==1 ? 0x2a6f97 : 0x9aa5ad):xtic(1) with boxes lc rgb variable, '' using 0:3:4 with labels offset 0,0.6 notitle\n"
 }
 
 // bySize draws each key's figures over their last element.
