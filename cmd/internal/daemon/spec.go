@@ -208,9 +208,9 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 	if a.Memory != "" && a.Memory != agent.MemoryManaged {
 		p.MemoryDir = ""
 	}
-	if a.Sandboxed() && p.Nesting {
+	if a.Sandboxed() {
 		// Without namespaces inside, the runtime's own sandbox cannot start at all.
-		files, err := native.Files(s.runtime, b.Host, p.Home, p.HomeDir, p.MemoryDir)
+		files, err := native.Files(s.runtime, b.Host, p.Home, p.HomeDir, p.MemoryDir, p.Nesting)
 		if err != nil {
 			return p, refusedConfig(a, err)
 		}
@@ -400,7 +400,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Mode:        a.PermissionMode,
 		Login:       string(login),
 		LoginHint:   b.loginHint(a, s.runtime),
-		Inner:       a.Sandboxed() && len(p.Files) > 0,
+		Inner:       a.Sandboxed() && p.Nesting && len(p.Files) > 0,
 		Notes:       memoryNotes(a, s),
 		StopGrace:   wire.Duration(b.Config.StopGrace),
 		KillGrace:   wire.Duration(b.Config.KillGrace),

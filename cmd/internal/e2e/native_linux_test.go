@@ -110,10 +110,11 @@ func TestClaudeCodesBashRunsInItsOwnSandboxInsideOurs(t *testing.T) {
 // without asking; with memory native it has its own, in the private home.
 func TestClaudeCodesMemoryIsTheAgents(t *testing.T) {
 	set := npmSet(t)
-	for _, mode := range []string{"managed", "native", "none"} {
-		t.Run(mode, func(t *testing.T) {
+	for _, c := range []struct{ mode, nesting string }{{"managed", "on"}, {"managed", "off"}, {"native", "on"}, {"none", "on"}} {
+		mode := c.mode
+		t.Run(mode+" nesting "+c.nesting, func(t *testing.T) {
 			s := newSite(t)
-			s.claude(set, "alice", "exec", "--permission-mode", "default", "--agent-memory", mode)
+			s.claude(set, "alice", "exec", "--permission-mode", "default", "--agent-memory", mode, "--nesting", c.nesting)
 			s.start()
 			ws, dir := s.workspace("alice"), filepath.Join(s.agentDir("alice"), "memory")
 			own := filepath.Join(s.agentDir("alice"), "home/.claude/projects", strings.NewReplacer("/", "-", ".", "-").Replace(ws), "memory")

@@ -50,18 +50,21 @@ const claudeUser = ".claude/settings.json"
 
 // Files are the generated files for a runtime; nil for one without a sandbox of its own. home
 // is where the private home, on the host at private, is seen inside; memory, if not empty, is
-// the directory inside that a runtime is to keep its memory in, where it takes one. An
-// administrator's file that cannot be read or understood is an error: nothing starts without
-// knowing what it forbids.
-func Files(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) ([]sandbox.File, error) {
+// the directory inside that a runtime is to keep its memory in, where it takes one. Without pin,
+// where no sandbox of its own could start, they are what an administrator wrote, and the
+// memory's place. An administrator's file that cannot be read or understood is an error:
+// nothing starts without knowing what it forbids.
+func Files(rt runtimes.Runtime, h sandbox.Host, home, private, memory string, pin bool) ([]sandbox.File, error) {
 	switch rt.Inner {
 	case runtimes.InnerClaude:
-		return claude(rt, h, home, private, memory)
+		return claude(rt, h, home, private, memory, pin)
 	case runtimes.InnerCodex:
-		return codex(rt, h)
+		return codex(rt, h, pin)
 	}
 	return nil, nil
 }
+
+const theirs = "an administrator's policy for the runtime"
 
 // userSettings is what the private home has in the settings of its user, less what concerns
 // the sandbox. The agent wrote the file: a link, a pipe or no JSON counts as none.
@@ -155,7 +158,7 @@ func list[T any](values ...T) []any {
 
 // claude is the managed settings of Claude Code (2.1): its drop-ins are merged in, for they
 // would be read after ours.
-func claude(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) ([]sandbox.File, error) {
+func claude(rt runtimes.Runtime, h sandbox.Host, home, private, memory string, pin bool) ([]sandbox.File, error) {
 	var admin object
 	paths := []string{ClaudePath}
 	names, err := h.ReadDir(claudeMore)
@@ -184,6 +187,21 @@ func claude(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) (
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
 		admin = merge(admin, one)
+	}
+	// It asks its policy first where its memory lies, then its user's settings, and a project's
+	// only where somebody trusted that.
+	if _, set := admin["autoMemoryDirectory"]; memory != "" && !set {
+		admin = merge(admin, object{"autoMemoryDirectory": memory})
+	}
+	if !pin {
+		if len(admin) == 0 {
+			return nil, nil
+		}
+		text, err := json.MarshalIndent(admin, "", "  ")
+		if err != nil {
+			return nil, err
+		}
+		return []sandbox.File{{Path: ClaudePath, Content: string(text) + "\n", Why: theirs + ", and where its memory lies"}}, nil
 	}
 	// Nothing that a command writes there may make the next one free.
 	deny := list("Edit(~/.claude/settings.json)", "Edit(~/.claude/settings.local.json)", "Edit(~/.claude.json)", "Read(/"+Secrets+"/**)")
@@ -216,11 +234,6 @@ func claude(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) (
 	if _, kind, err := h.Resolve(socat); err == nil && kind == sandbox.KindFile {
 		pinned["sandbox"].(object)["socatPath"] = socat
 	}
-	// It asks its policy first where its memory lies, then its user's settings, and a project's
-	// only where somebody trusted that.
-	if _, set := admin["autoMemoryDirectory"]; memory != "" && !set {
-		pinned["autoMemoryDirectory"] = memory
-	}
 	all := merge(admin, pinned)
 	// Commands that an administrator excluded would run outside of it.
 	if sb, ok := all["sandbox"].(object); ok {
@@ -247,8 +260,9 @@ func claude(rt runtimes.Runtime, h sandbox.Host, home, private, memory string) (
 
 // codex is the requirements of Codex (0.16x), and its managed configuration, which beats the
 // user's and a project's.
-func codex(rt runtimes.Runtime, h sandbox.Host) ([]sandbox.File, error) {
+func codex(rt runtimes.Runtime, h sandbox.Host, pin bool) ([]sandbox.File, error) {
 	tables := map[string]object{}
+	var as []sandbox.File // as they are
 	for _, path := range []string{CodexPath, codexConfigPath} {
 		text, err := read(h, path)
 		if err != nil {
@@ -262,6 +276,12 @@ func codex(rt runtimes.Runtime, h sandbox.Host) ([]sandbox.File, error) {
 			return nil, fmt.Errorf("%s: %w; Codex's policy on this machine cannot be kept: correct the file", path, err)
 		}
 		tables[path] = t
+		if text != "" {
+			as = append(as, sandbox.File{Path: path, Content: text, Why: theirs})
+		}
+	}
+	if !pin {
+		return as, nil
 	}
 	deny := list(Secrets)
 	for _, c := range rt.Credentials {

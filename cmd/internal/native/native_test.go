@@ -1,6 +1,7 @@
 package native
 
 import (
+	"bytes"
 	"encoding/json"
 	"io/fs"
 	"os"
@@ -58,7 +59,7 @@ func runtime(t *testing.T, id string) runtimes.Runtime {
 
 func files(t *testing.T, id string, h host, private string) map[string]string {
 	t.Helper()
-	list, err := Files(runtime(t, id), h, "/home/u", private, "/m")
+	list, err := Files(runtime(t, id), h, "/home/u", private, "/m", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestMemoryLiesWhereTheAgentsIsUnlessAnAdministratorSaysOtherwise(t *testing
 		if c.admin != "" {
 			h[ClaudePath] = c.admin
 		}
-		list, err := Files(runtime(t, "claude-acp"), h, "/home/u", t.TempDir(), c.memory)
+		list, err := Files(runtime(t, "claude-acp"), h, "/home/u", t.TempDir(), c.memory, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,6 +123,42 @@ func TestMemoryLiesWhereTheAgentsIsUnlessAnAdministratorSaysOtherwise(t *testing
 		if err := json.Unmarshal([]byte(list[0].Content), &got); err != nil || got.AutoMemoryDirectory != c.want {
 			t.Errorf("%+v: %q %v", c, got.AutoMemoryDirectory, err)
 		}
+	}
+}
+
+// Without namespaces inside nothing is pinned, and an administrator's word is there all the same.
+func TestAdministratorsPolicyIsThereWithoutASandboxOfTheRuntimes(t *testing.T) {
+	h := host{ClaudePath: `{"permissions":{"deny":["WebFetch"]}}`, CodexPath: "allowed_approval_policies = [\"on-request\"]\n"}
+	for _, c := range []struct {
+		id, memory string
+		h          host
+		want       map[string]string
+	}{
+		{"claude-acp", "/m", h, map[string]string{ClaudePath: `{"autoMemoryDirectory":"/m","permissions":{"deny":["WebFetch"]}}`}},
+		{"claude-acp", "", h, map[string]string{ClaudePath: `{"permissions":{"deny":["WebFetch"]}}`}},
+		{"claude-acp", "/m", host{}, map[string]string{ClaudePath: `{"autoMemoryDirectory":"/m"}`}},
+		{"claude-acp", "", host{}, map[string]string{}},
+		{"codex-acp", "/m", h, map[string]string{CodexPath: h[CodexPath]}},
+		{"codex-acp", "/m", host{}, map[string]string{}},
+	} {
+		list, err := Files(runtime(t, c.id), c.h, "/home/u", t.TempDir(), c.memory, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, f := range list {
+			got[f.Path] = f.Content
+			var compact bytes.Buffer
+			if json.Compact(&compact, []byte(f.Content)) == nil {
+				got[f.Path] = compact.String()
+			}
+		}
+		if d := cmp.Diff(c.want, got); d != "" {
+			t.Errorf("%s: %s", c.id, d)
+		}
+	}
+	if _, err := Files(runtime(t, "claude-acp"), host{ClaudePath: "{"}, "/home/u", t.TempDir(), "", false); err == nil {
+		t.Error("a policy that cannot be understood is left out")
 	}
 }
 
@@ -162,13 +199,13 @@ func TestPolicyThatCannotBeKeptIsAnError(t *testing.T) {
 		"no sandboxed mode":       {"codex-acp", host{CodexPath: `allowed_sandbox_modes = ["danger-full-access"]`}},
 		"broken TOML, the config": {"codex-acp", host{codexConfigPath: "["}},
 	} {
-		if _, err := Files(runtime(t, c.id), c.h, "/home/u", t.TempDir(), ""); err == nil {
+		if _, err := Files(runtime(t, c.id), c.h, "/home/u", t.TempDir(), "", true); err == nil {
 			t.Errorf("%s: no error", name)
 		} else {
 			t.Log(err)
 		}
 	}
-	if f, err := Files(runtime(t, "gemini"), host{ClaudePath: "{"}, "/home/u", "", ""); f != nil || err != nil {
+	if f, err := Files(runtime(t, "gemini"), host{ClaudePath: "{"}, "/home/u", "", "", true); f != nil || err != nil {
 		t.Errorf("gemini: %v %v", f, err)
 	}
 }
