@@ -92,6 +92,7 @@ func TestFrozenAgentGoesOnWhereItStoodStill(t *testing.T) {
 	m.add("bob")
 	m.add("carol")
 	m.start("alice", "bob")
+	m.works("alice") // so that its runtime has begun
 	runtime := m.one("alice", commInside)
 	for _, unit := range []string{"agentconnect-alice.slice", scope("alice")} {
 		t.Run(unit, func(t *testing.T) {

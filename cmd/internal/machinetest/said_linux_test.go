@@ -84,6 +84,7 @@ func TestOwnControlGroupIsShownReadOnly(t *testing.T) {
 	m.up()
 	m.add("alice", "--nesting", "on")
 	m.start("alice")
+	m.works("alice") // so that its runtime has begun
 	runtime := m.runtimes("alice")
 	if len(runtime) != 1 {
 		t.Fatalf("runtimes: %v", runtime)

@@ -82,6 +82,7 @@ func (s *secrets) clean(where, text string, but ...string) {
 func (s *secrets) nowhere() {
 	s.t.Helper()
 	m := s.machine
+	m.works(s.id) // so that its runtime has begun
 	command := m.command(context.Background(), "agentconnect", "agent", "exec", s.id, "--", "sh", "-c", "read x")
 	in, err := command.StdinPipe()
 	if err != nil {
