@@ -88,7 +88,8 @@ func TestFrozenAgentGoesOnWhereItStoodStill(t *testing.T) {
 	repo := home + "/repo"
 	m.repository(repo)
 	m.up()
-	m.add("alice", "--workspace", repo)
+	m.must("git", "-C", repo, "remote", "add", "origin", "/nowhere")
+	m.add("alice", "--workspace", repo, "--git-config", "branch.*")
 	m.add("bob")
 	m.add("carol")
 	m.start("alice", "bob")
@@ -117,6 +118,11 @@ func TestFrozenAgentGoesOnWhereItStoodStill(t *testing.T) {
 				// The supervisor goes on: commands run, and the host's change is sealed anew.
 				command.says("sealed")
 				config.says("")
+				// A change that it makes for the agent halts and lets go on what nobody else halted.
+				said := m.mustAC("agent", "exec", "alice", "--", "sh", "-c", "/run/agentconnect/guest git-config branch.topic.remote origin && git config branch.topic.remote")
+				if said != "origin\n" {
+					t.Errorf("a variable set for the agent: %q", said)
+				}
 			}
 			if !m.stands(unit) {
 				t.Error("somebody let it go on")
