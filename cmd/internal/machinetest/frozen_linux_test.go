@@ -5,6 +5,7 @@ package machinetest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -249,4 +250,32 @@ func TestAgentThatHaltsItselfIsStopped(t *testing.T) {
 	m.mustAC("agent", "stop", "alice")
 	m.gone("alice")
 	m.until("the command's scope is gone", func() bool { return !strings.Contains(strings.Join(m.units(), " "), "exec") })
+}
+
+// What the manager does to units leaves an agent in the group below its scope's, and nothing of
+// that remains when the agent has ended.
+func TestAgentStaysInTheGroupBelowItsScopes(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice", "--nesting", "on")
+	m.start("alice")
+	m.works("alice")
+	runtime := m.one("alice", commInside)
+	group := m.show(scope("alice"), "ControlGroup")
+	for _, args := range [][]string{{"--version"}, {"daemon-reload"}, {"daemon-reexec"}, {"set-property", "--runtime", scope("alice"), "CPUWeight=50", "TasksMax=200"}, {"daemon-reload"}} {
+		m.mustCTL(args...)
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", runtime.pid))
+		if err != nil || !strings.HasSuffix(string(b), "0::"+group+"/"+sandbox.CgroupBelow+"\n") {
+			t.Fatalf("after systemctl %q: %s%v", args, b, err)
+		}
+		m.works("alice")
+	}
+	m.mustCTL("stop", "agent@alice")
+	m.gone("alice")
+	m.until("its groups are gone", func() bool { _, err := os.Stat("/sys/fs/cgroup" + group); return os.IsNotExist(err) })
+	// As they are when it is killed.
+	m.start("alice")
+	m.mustCTL("kill", "-s", "KILL", "--kill-who=main", "agent@alice")
+	m.until("it came up anew", func() bool { return m.show(service("alice"), "NRestarts") == "1" })
+	m.works("alice")
 }
