@@ -48,7 +48,7 @@ func (s *site) project(path string) string {
 var (
 	// A link that is made in a git directory would end the agent, which other tests are about.
 	fileAttacks = []string{
-		`echo x >> "$n"`, `echo x > x.new && mv x.new "$n"`, `rm -f "$n" && test ! -e "$n"`, `mv "$n" "$n.away"`, `ln -sfn /tmp/x /tmp/x.l && mv -fT /tmp/x.l "$n"`, `ln "$n" x.hard && echo x >> x.hard`,
+		`echo x >> "$n"`, `echo x > x.new && mv x.new "$n"`, `rm -f "$n" && test ! -e "$n"`, `mv "$n" "$n.away"`, `ln -s /tmp/x /tmp/x.$$.l; mv -fT /tmp/x.$$.l "$n"`, `ln "$n" x.hard && echo x >> x.hard`,
 	}
 	dirAttacks = []string{
 		`echo x > "$n/planted"`, `mv "$n" "$n.away"`, `rm -rf "$n" && test ! -e "$n"`, `mkdir x.new && mv x.new "$n/planted"`, `chmod 777 "$n"`,

@@ -43,6 +43,8 @@ type seal struct {
 	copied  bool
 	content string
 	lease   *os.File
+	// idle is since when nobody had git's lock open.
+	idle time.Time
 	// attached is which attachment its last one was.
 	attached int
 	// trusted: what takes the file's place now nobody but the host has written.

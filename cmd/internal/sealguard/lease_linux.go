@@ -30,6 +30,9 @@ const (
 	// file open, or git's lock on it exists.
 	openedWait = 3 * time.Second
 	openedStep = 300 * time.Microsecond
+	// idleLock: git has its lock open until it renames it. One that nobody had open for so long is
+	// nobody's: the agent makes some, too.
+	idleLock = 300 * time.Millisecond
 	// staleLock: a lock file older than that belongs to nobody.
 	staleLock = 4 * time.Second
 	// Leases that could not be had are tried again, ever more rarely.
@@ -214,10 +217,23 @@ func (g *Guard) admit(s *seal) {
 	s.release()
 }
 
+// locked reports whether a program of the host is changing a file under git's lock.
+func (g *Guard) locked(s *seal) bool {
+	lock := s.path + ".lock"
+	if is, _ := g.place.locked(lock); !is || g.place.written(lock) {
+		s.idle = time.Time{}
+		return is
+	}
+	if s.idle.IsZero() {
+		s.idle = time.Now()
+	}
+	return time.Since(s.idle) < idleLock
+}
+
 // settled reports whether the host is done with a file: no lock of git's beside it, and the
 // lease on what stands there now is ours.
 func (g *Guard) settled(s *seal) bool {
-	if is, _ := g.place.locked(s.path + ".lock"); is {
+	if g.locked(s) {
 		return false
 	}
 	fd, err := pathfd.Absolute(g.place.root, s.path, 0)
@@ -237,7 +253,7 @@ func (g *Guard) settled(s *seal) bool {
 	}
 	// A git that made its lock since the look above may have read the file and closed it before
 	// the lease was ours: it renames without asking again. One that makes it from here on asks.
-	if is, _ := g.place.locked(s.path + ".lock"); is || !g.place.is(s.path, s.id) {
+	if g.locked(s) || !g.place.is(s.path, s.id) {
 		s.release()
 		return false
 	}

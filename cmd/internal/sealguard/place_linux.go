@@ -111,3 +111,14 @@ func (p place) locked(path string) (is, empty bool) {
 	}
 	return true, st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == 0
 }
+
+// written reports whether somebody has the file open for writing. What cannot be told counts as so.
+func (p place) written(path string) bool {
+	f, err := p.open(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false // gone
+	}
+	defer f.Close()
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK) // given back with the descriptor
+	return err != nil
+}
