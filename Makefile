@@ -157,7 +157,7 @@ here-soak:
 
 # CI runs the same with fewer rounds: 50, 8 and 48.
 here-races:
-	AGENTCONNECT_TEST_RACES=1 go test -count=1 -v -timeout 60m -run 'SpinningAgent|AreSwapped|KilledAtAnyMoment' ./cmd/internal/e2e ./cmd/internal/launch
+	AGENTCONNECT_TEST_RACES=1 go test -count=1 -v -timeout 60m -run 'NothingThatA|AreSwapped|KilledAtAnyMoment' ./cmd/internal/e2e ./cmd/internal/launch
 
 here-check:
 	@unformatted=$$(gofmt -l $(go_dirs)); \

@@ -380,6 +380,53 @@ func TestNothingThatASpinningAgentWritesWhileTheHostRewritesItsConfigurationEver
 	}
 }
 
+// A sandbox runs for a moment before anybody knows its processes. The host's commands wait for
+// that, too.
+func TestNothingThatACommandWritesWhichStartsWhileTheHostRewritesItsConfigurationEverRuns(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	mark, over := s.path("pwned"), make(chan struct{})
+	host := make(chan int)
+	go func() {
+		n := 0
+		for ; ; n++ {
+			select {
+			case <-over:
+				host <- n
+				return
+			default:
+				cmd := s.command(context.Background(), "/bin/sh", "-c", fmt.Sprintf("cd %s && git config user.name n%d; git status", ws, n))
+				_ = cmd.Run() // fails where the agent wrote into its lock
+			}
+		}
+	}()
+	n := rounds(200, 12)
+	for i := range n {
+		r := s.sh("alice", `i=0; while test $i -lt 3000; do i=$((i+1)); echo '[core] fsmonitor = "touch `+mark+`; false"' >>.git/config; done 2>/dev/null; true`)
+		if r.code != 0 || exists(mark) {
+			t.Errorf("start %d of %d: exit %d %s; the agent's program ran: %v", i, n, r.code, r.err, exists(mark))
+			break
+		}
+	}
+	close(over)
+	changes, sealed := <-host, 0
+	for _, r := range s.audited("alice") {
+		switch r.Event {
+		case "seal-restored":
+			sealed++
+		case "stopped":
+			t.Error(r.Text)
+		}
+	}
+	t.Logf("%d starts, %d changes on the host, sealed again %d times", n, changes, sealed)
+	if sealed == 0 {
+		t.Error("nothing was put to the test")
+	}
+}
+
 // memoryOf gives what a process keeps in memory, in KiB.
 func memoryOf(t *testing.T, p process) int {
 	t.Helper()

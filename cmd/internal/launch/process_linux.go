@@ -520,6 +520,26 @@ func (p *Process) Init(ctx context.Context) int {
 	return p.init
 }
 
+// setUpWait bounds how long bubblewrap may take from its word about its first process to the program.
+const setUpWait = 10 * time.Second
+
+// SetUp waits until bubblewrap has set the sandbox up and forked the program, or ended, and gives
+// the sandbox's first process. Before that its namespaces are not what they will be: their
+// root is still another one, their user has no name yet.
+func (p *Process) SetUp(ctx context.Context) int {
+	first := p.Init(ctx)
+	for end := time.Now().Add(setUpWait); first > 0 && len(children(first)) == 0 && time.Now().Before(end); {
+		select {
+		case <-p.done:
+			return first
+		case <-ctx.Done():
+			return first
+		case <-time.After(200 * time.Microsecond): // nothing tells that a process has forked
+		}
+	}
+	return first
+}
+
 // Signal sends a signal to every process of the program: all in the sandbox but its
 // first one, or all descendants without a boundary. It needs no bus and no manager.
 func (p *Process) Signal(sig syscall.Signal) {

@@ -39,6 +39,9 @@ func (p *Process) End() End { return p.end }
 // Init is 0: there is no sandbox.
 func (p *Process) Init(context.Context) int { return 0 }
 
+// SetUp is 0: there is no sandbox.
+func (p *Process) SetUp(context.Context) int { return 0 }
+
 func (s *Start) once(ctx context.Context) (*Process, error) {
 	if s.Compile != nil {
 		return nil, &UnavailableError{Err: errors.New("there is no sandbox on " + runtime.GOOS)}

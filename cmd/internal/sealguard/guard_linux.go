@@ -235,14 +235,15 @@ func (e *Expected) Failed() {
 // Started says which sandbox it is. The function that it returns ends the watch. An error means
 // that the sandbox is not as it was planned.
 func (e *Expected) Started(sb Sandbox) (remove func(), err error) {
-	ns, err := NamespacesOf(sb.Init())
+	first := sb.Init()
+	ns, err := NamespacesOf(first)
 	if err != nil {
 		e.Failed()
 		return nil, err
 	}
 	g, b := e.g, e.b
 	b.sandbox, b.ns = sb, ns
-	if b.mounts, err = os.Open("/proc/" + strconv.Itoa(sb.Init()) + "/mountinfo"); err != nil {
+	if b.mounts, err = os.Open("/proc/" + strconv.Itoa(first) + "/mountinfo"); err != nil {
 		ns.Close()
 		e.Failed()
 		return nil, err
@@ -271,11 +272,16 @@ func (g *Guard) catchUp(e *Expected) {
 		if s.attached <= e.seen {
 			continue
 		}
-		if err := g.attachIn(e.b, s); err != nil {
+		err := g.attachIn(e.b, s)
+		switch {
+		case errors.Is(err, unix.ENOENT): // replaced meanwhile
+			s.id = inode{}
+		case err != nil:
 			g.stop(fmt.Sprintf("%s was changed outside during a start, and could not be sealed there: %v", s.path, err))
 			return
 		}
 	}
+	g.check()
 }
 
 // hostPath says where on the host the mount point of a sealed mount lies.

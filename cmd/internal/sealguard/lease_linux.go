@@ -261,7 +261,7 @@ func (g *Guard) settled(s *seal) bool {
 	text, err := readHeld(s.lease)
 	if err == nil && text != s.content {
 		s.content = text
-		if err := g.attach(s, "changed on the host; the agent sees it"); err != nil {
+		if err := g.attach(s, "changed on the host; the agent sees it"); err != nil && !errors.Is(err, unix.ENOENT) { // replaced meanwhile: check sees it
 			g.stop(s.path + ": " + err.Error())
 			return true
 		}

@@ -25,7 +25,7 @@ type Options struct {
 
 // Sandbox is one running sandbox of the agent.
 type Sandbox interface {
-	// Init is the host's pid of its first process.
+	// Init waits until the sandbox is set up and gives the host's pid of its first process.
 	Init() int
 	// Freeze returns when nothing in it runs; Thaw lets it go on.
 	Freeze() error

@@ -87,7 +87,7 @@ type guarded struct {
 	already bool
 }
 
-func (g *guarded) Init() int { return g.Process.Init(context.Background()) }
+func (g *guarded) Init() int { return g.SetUp(context.Background()) }
 
 func (g *guarded) Freeze() (err error) {
 	if g.scope == nil {
