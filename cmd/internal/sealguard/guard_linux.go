@@ -112,6 +112,9 @@ func New(o Options) (*Guard, error) {
 	}
 	if err != nil {
 		g.closeFDs()
+		if errors.Is(err, unix.EMFILE) {
+			err = fmt.Errorf("%w: each running agent takes one inotify instance, and this user has no more; raise fs.inotify.max_user_instances with sysctl", err)
+		}
 		return nil, fmt.Errorf("watch of the git seals: %w", err)
 	}
 	// The kernel says so when somebody opens a file that is under a lease of ours.
