@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -76,13 +77,22 @@ func likeRequest(line []byte) likeness {
 			}
 		}
 	}
-	// HTTP/0.9 has no version. Its methods are upper case; a text protocol of another kind may
-	// well have a path as the second word of its first line, in lower case.
-	if target := words[1]; strings.ToUpper(words[0]) == words[0] && (strings.HasPrefix(target, "/") || strings.Contains(target, "://")) {
+	// HTTP/0.9 has no version, and some servers take headers all the same. Methods are upper
+	// case; a text protocol of another kind may well have a path as the second word of its first
+	// line, in lower case. The object behind CONNECT is NATS's.
+	method, target := words[0], words[1]
+	switch {
+	case strings.ToUpper(method) == method && (strings.HasPrefix(target, "/") || strings.Contains(target, "://")),
+		len(words) == 2 && slices.Contains(methods, method) && (method != "CONNECT" || !strings.HasPrefix(target, "{")):
 		return alike
 	}
 	return unlike
 }
+
+// methods are those that servers know without asking what runs on them: Node's, the most.
+var methods = strings.Fields(`ACL ANNOUNCE BIND CHECKOUT CONNECT COPY DELETE DESCRIBE GET GET_PARAMETER HEAD LINK LOCK M-SEARCH MERGE
+	MKACTIVITY MKCALENDAR MKCOL MOVE NOTIFY OPTIONS PATCH PAUSE PLAY POST PROPFIND PROPPATCH PURGE PUT QUERY REBIND RECORD REDIRECT
+	REPORT SEARCH SET_PARAMETER SETUP SOURCE SUBSCRIBE TEARDOWN TRACE UNBIND UNLINK UNLOCK UNSUBSCRIBE`)
 
 // fieldsOf splits at blanks.
 func fieldsOf(line []byte) (words []string) {

@@ -65,6 +65,7 @@ class H(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.send_header('Content-Length', str(len(text))); self.end_headers()
         self.wfile.write(text.encode())
     def log_message(self, *a): pass
+http.server.ThreadingHTTPServer.request_queue_size = 1024 # a full queue costs a client a second
 s = http.server.ThreadingHTTPServer(('` + webA + `', 8080), H)
 print('up', flush=True); s.serve_forever()
 `
@@ -100,6 +101,8 @@ func TestRequestsThatOnlySomeServersTake(t *testing.T) {
 		"a method of any length":       {"go", strings.Repeat("M", 40) + " / HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
 		"a very long method":           {"go", strings.Repeat("M", 20<<10) + " / HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
 		"no version, and a host":       {"python", "GET http://evil.net/\r\n\r\n"},
+		"no version, and no path":      {"python", "GET evil.net\r\nHost: evil.net\r\n\r\n"},
+		"no version, and headers":      {"node", "POST *\r\nHost: evil.net\r\n\r\n"},
 		"blanks of Latin-1":            {"python", "GET\xa0http://evil.net/\xa0HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
 		"next line as a blank":         {"python", "GET\x85/evil.net\x85HTTP/1.1\r\nHost: evil.net\r\n\r\n"},
 		"separators of ASCII":          {"python", "GET\x1c/evil.net\x1fHTTP/1.1\r\nHost: evil.net\r\n\r\n"},
@@ -131,6 +134,77 @@ func TestRequestsThatOnlySomeServersTake(t *testing.T) {
 			}
 			if got, _ := io.ReadAll(c); bytes.Contains(got, []byte("page of")) {
 				t.Errorf("inside, in pieces: %q", got)
+			}
+		})
+	}
+}
+
+// variants are requests for evil.net in every form that a server might take.
+func variants() (all []string) {
+	const host = "Host: evil.net\r\n"
+	targets := []string{"/", "/x", "*", "x", "?", "{", "evil.net", "evil.net:80", "http:/evil.net/", "http://evil.net/", "HTTP://evil.net/x", "//evil.net/", `\evil.net`, "/ x", ""}
+	for _, method := range []string{"GET", "POST", "HEAD", "OPTIONS", "SOURCE", "SEARCH", "get", "XGET", strings.Repeat("G", 33)} {
+		for _, target := range targets {
+			for _, version := range []string{" HTTP/1.1", " HTTP/1.0", " http/1.1", " HTTP/1.1 ", " HTTP/2.0", " HTTP/0.9", " RTSP/1.0", " ICE/1.0", " HTTP/1.1 x", " ", ""} {
+				all = append(all, method+" "+target+version+"\r\n"+host+"\r\n", method+" "+target+version+"\n"+strings.TrimSuffix(host, "\r\n")+"\n\n")
+			}
+		}
+	}
+	blanks := []string{" ", "\t", "\v", "\f", "\r", "  ", "\xa0", "\x85", "\x1c", "\x00"}
+	for _, a := range blanks {
+		for _, b := range blanks {
+			all = append(all, "GET"+a+"/"+b+"HTTP/1.1\r\n"+host+"\r\n", a+"GET /"+b+"HTTP/1.1\r\n"+host+"\r\n")
+		}
+		for _, name := range []string{"Host" + a, a + "Host", "X: y\r\n" + a + "Host"} {
+			all = append(all, "GET / HTTP/1.1\r\n"+name+": evil.net\r\nHost: example.com\r\n\r\n", "GET / HTTP/1.1\r\nHost: example.com\r\n"+name+": evil.net\r\n\r\n",
+				"GET / HTTP/1.1\r\nHost: example.com"+a+"evil.net\r\n\r\n")
+		}
+	}
+	for i := range len(all) / 3 {
+		all = append(all, get("example.com")+all[3*i]) // behind one that is allowed
+	}
+	return all
+}
+
+// CASES 30: whatever a request looks like, no real server takes it for another host's.
+func TestNoFormOfARequestReachesAnotherHost(t *testing.T) {
+	w := theWorld(t)
+	hostsServer(t, w, webA+":80")
+	w.serverProgram(t, "/usr/bin/python3", "-u", "-c", keepHosts)
+	w.serverProgram(t, "node", "-e", nodeHosts)
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com"))
+	a.addrs("example.com")
+	talk := func(c net.Conn, raw string) (answer string, evil bool) {
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_, _ = io.WriteString(c, raw)
+		_ = c.(*net.TCPConn).CloseWrite()
+		b, _ := io.ReadAll(c)
+		return string(b), bytes.Contains(b, []byte("page of evil.net")) || bytes.Contains(b, []byte("page of None"))
+	}
+	for what, port := range map[string]string{"go": "80", "python": "8080", "node": "5432"} {
+		t.Run(what, func(t *testing.T) {
+			at := net.JoinHostPort(webA, port)
+			all, taken := variants(), 0
+			for i, raw := range all {
+				if answer, evil := talk(a.dial(at), raw); evil {
+					t.Errorf("%q: %q", raw, answer)
+				}
+				if i%10 > 0 {
+					continue
+				}
+				direct, err := net.Dial("tcp", at) // the control
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, evil := talk(direct, raw); evil {
+					taken++
+				}
+			}
+			t.Logf("%d forms; of every tenth %d reach evil.net without a gateway", len(all), taken)
+			if taken < 10 {
+				t.Error("the control: the server takes next to none of them")
 			}
 		})
 	}

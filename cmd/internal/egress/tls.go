@@ -66,7 +66,7 @@ func looksLikeTLS(b []byte) likeness {
 	}
 	// Other protocols have such a version where TLS has its own; so more must fit.
 	size := int(binary.BigEndian.Uint16(b[3:]))
-	if b[0] == recordHandshake && b[5] == clientHello && size <= maxRecord || b[0] == recordAlert && size == 2 {
+	if b[0] == recordHandshake && b[5] == clientHello && size <= maxRecord || b[0] == recordAlert && size == 2 || size == 0 {
 		return alike
 	}
 	return unlike
