@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -123,7 +124,7 @@ func (t tree) look(_ context.Context, b *bed) (time.Duration, error) {
 // sealed.
 func wholeStart(ctx context.Context, b *bed) (time.Duration, error) {
 	path := filepath.Join(b.policy.MemoryDir, "word")
-	if err := unix.Mkfifo(path, 0o600); err != nil && err != unix.EEXIST {
+	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, err
 	}
 	word, err := os.OpenFile(path, os.O_RDWR, 0)

@@ -47,7 +47,7 @@ func TestQueueKeepsTheOrderOverBothWaysOut(t *testing.T) {
 		for i := range 300 {
 			frame := []byte(fmt.Sprintf("%d:%s\n", i, bytes.Repeat([]byte{'x'}, random.IntN(2*chunkSize/(1+random.IntN(50))))))
 			want.Write(frame)
-			ok := false
+			var ok bool
 			switch random.IntN(4) {
 			case 0:
 				ok = q.push(0, frame)

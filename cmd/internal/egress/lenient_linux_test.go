@@ -488,7 +488,7 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 		if _, err := io.WriteString(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example\r\n\r\n"); err != nil {
 			return err
 		}
-		if r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect}); err != nil || r.StatusCode != 200 {
+		if r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect}); err != nil || r.StatusCode != http.StatusOK {
 			return fmt.Errorf("%v %v", r, err)
 		}
 		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})

@@ -187,6 +187,8 @@ func (m *machine) crun(plan *sandbox.Plan, program string) []string {
 			}
 		case sandbox.OpDir:
 			dir(mount.Target)
+		case sandbox.OpFile:
+			dir(filepath.Dir(mount.Target))
 		}
 	}
 	mounts = append(mounts, object{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}})
