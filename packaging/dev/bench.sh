@@ -20,8 +20,13 @@ if [ $# -gt 0 ]; then
 	BENCH="$*" exec "$here/enter.sh" bench make --no-print-directory here-bench
 fi
 
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo)
 out=$(mktemp -d /tmp/agentconnect-bench.XXXXXX)
-trap 'rm -rf "$out"' EXIT
+# Each running agent takes an inotify instance, and 128 are a user's by default: not enough for 500.
+instances=$(sysctl -n fs.inotify.max_user_instances)
+trap 'rm -rf "$out"; "${as_root[@]}" sysctl -q "fs.inotify.max_user_instances=$instances"' EXIT
+"${as_root[@]}" sysctl -q fs.inotify.max_user_instances=1024
 "$here/packages.sh" bench
 BENCH=-lines "$here/enter.sh" bench make --no-print-directory here-bench >"$out/direct"
 "$here/systemd/product.sh" -s "$suite" -p user -b . >"$out/systemd"

@@ -258,6 +258,12 @@ func BenchmarkScale(b *testing.B) {
 }
 
 func benchmarkScale(b *testing.B, n int) map[string]float64 {
+	var instances int
+	if limit, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances"); err != nil {
+		b.Fatal(err)
+	} else if _, err := fmt.Sscan(string(limit), &instances); err != nil || instances < n+20 {
+		b.Skipf("missing: fs.inotify.max_user_instances above %d, it is %d: packaging/dev/bench.sh sets it (%v)", n+20, instances, err)
+	}
 	m := newMachine(b)
 	m.slow = true
 	m.file(root+"/config.json", `{"limits":{"maxAgents":1000}}`, 0o600)
