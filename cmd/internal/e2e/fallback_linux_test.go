@@ -38,7 +38,7 @@ func withoutNFT() bool {
 		err = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 	}
 	if err == nil {
-		err = syscall.Exec(os.Args[2], os.Args[2:], os.Environ()) //nolint:forbidigo // the filter is for the thread that execs
+		err = syscall.Exec(os.Args[2], os.Args[2:], os.Environ()) //nolint:forbidigo // what is tested gets this process's filter and number
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)

@@ -488,14 +488,18 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 		if _, err := io.WriteString(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example\r\n\r\n"); err != nil {
 			return err
 		}
-		if r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect}); err != nil || r.StatusCode != http.StatusOK {
-			return fmt.Errorf("%v %v", r, err)
+		r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect})
+		if err != nil {
+			return err
+		}
+		if r.StatusCode != http.StatusOK {
+			return errors.New(r.Status)
 		}
 		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
 		if _, err := s.Write([]byte("hi")); err != nil {
 			return err
 		}
-		_, err := io.ReadFull(s, make([]byte, 2))
+		_, err = io.ReadFull(s, make([]byte, 2))
 		return err
 	}
 	if err := through(a.connect("proxy.example", 8080), "good.example"); err != nil {
