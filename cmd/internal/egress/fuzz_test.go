@@ -5,10 +5,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -68,6 +71,26 @@ func FuzzDNS(f *testing.F) {
 			}
 		}
 	})
+}
+
+// captured is what a real client begins with.
+func captured(t testing.TB, cfg *tls.Config) []byte {
+	t.Helper()
+	here, there := net.Pipe()
+	defer here.Close()
+	go func() {
+		_ = tls.Client(there, cfg).Handshake()
+		there.Close()
+	}()
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(here, head); err != nil {
+		t.Fatal(err)
+	}
+	body := make([]byte, binary.BigEndian.Uint16(head[3:]))
+	if _, err := io.ReadFull(here, body); err != nil {
+		t.Fatal(err)
+	}
+	return slices.Concat(head, body)
 }
 
 // taken gives the server's name of a ClientHello that a real server of Go's takes.

@@ -8,31 +8,10 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 )
-
-// captured is what a real client begins with.
-func captured(t testing.TB, cfg *tls.Config) []byte {
-	t.Helper()
-	here, there := net.Pipe()
-	defer here.Close()
-	go func() {
-		_ = tls.Client(there, cfg).Handshake()
-		there.Close()
-	}()
-	head := make([]byte, 5)
-	if _, err := io.ReadFull(here, head); err != nil {
-		t.Fatal(err)
-	}
-	body := make([]byte, binary.BigEndian.Uint16(head[3:]))
-	if _, err := io.ReadFull(here, body); err != nil {
-		t.Fatal(err)
-	}
-	return slices.Concat(head, body)
-}
 
 // inRecords splits a ClientHello into records of size bytes.
 func inRecords(hello []byte, size int) []byte {
