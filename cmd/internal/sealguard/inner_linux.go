@@ -34,8 +34,8 @@ type inner struct {
 	all   bool
 }
 
-// Inside watches the git directories for links, but for those in links. It is told once, before
-// anything of the agent can have made one.
+// Inside watches the git directories for links, but for those in links, which were there before
+// anything of the agent ran. It is told once.
 func (g *Guard) Inside(gitDirs, links map[string]bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

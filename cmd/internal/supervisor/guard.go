@@ -49,14 +49,12 @@ func (s *Supervisor) review() {
 // expect has the guard watch before anything runs: behind the start gate.
 func (s *Supervisor) expect(plan *sandbox.Plan) *sealguard.Expected {
 	s.mu.Lock()
-	found, before := s.found, s.before
+	found := s.found
 	s.mu.Unlock()
 	if s.guard == nil || plan == nil || found == nil {
 		return nil
 	}
-	expected := s.guard.Expect(plan, found.Absent)
-	s.guard.Inside(before.Inner())
-	return expected
+	return s.guard.Expect(plan, found.Absent)
 }
 
 // watched puts a started program under the guard.
@@ -74,6 +72,11 @@ func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
 		p.Kill()
 		return fmt.Errorf("the git seals cannot be watched: %w", err)
 	}
+	// Behind the start, which would wait for it: what links were there before was taken down.
+	s.mu.Lock()
+	before := s.before
+	s.mu.Unlock()
+	s.guard.Inside(before.Inner())
 	s.wg.Go(func() {
 		<-p.Done()
 		remove()
