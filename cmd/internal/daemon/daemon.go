@@ -917,7 +917,16 @@ func (d *Daemon) recover(why string) {
 	d.mu.Lock()
 	ids := d.wanted.list()
 	d.mu.Unlock()
+	var up map[string]bool
+	if sup, ok := d.sup.(lister); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
+		up, _ = sup.Up(ctx) // without an answer each is asked for
+		cancel()
+	}
 	for _, id := range ids {
+		if up[id] {
+			continue
+		}
 		if s := d.agentStatus(id, nil); s.State == control.StateRefused {
 			_ = d.startIfWanted(id, why) // its outcome shows in the agent's status
 		}
@@ -966,11 +975,12 @@ func (d *Daemon) enforce(entries []config.AgentEntry) {
 	there := map[string]bool{}
 	for _, e := range entries {
 		there[e.ID] = true
-		if e.Agent == nil || !active(d.sup.State(e.ID).State) {
+		if e.Agent == nil {
 			continue
 		}
+		// Judged first: to ask for the state of each takes longer than all else of a reload.
 		err := b.Judge(e.Agent)
-		if err == nil {
+		if err == nil || !active(d.sup.State(e.ID).State) {
 			continue
 		}
 		r := d.record(e.ID)

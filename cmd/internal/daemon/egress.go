@@ -22,7 +22,7 @@ func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
 	r.wish.Lock()
 	defer r.wish.Unlock()
 	d.mu.Lock()
-	inForce, was := r.inForce, r.egress
+	inForce, was, said := r.inForce, r.egress, r.text
 	d.mu.Unlock()
 	if inForce == nil || a.Network.Mode != inForce.Network.Mode {
 		return // on its way up, or to be restarted
@@ -35,13 +35,17 @@ func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
 		return
 	}
 	now := d.builder().egress(&next)
-	if now == nil {
+	if now == nil || was != nil && reflect.DeepEqual(was.Policy, now.Policy) && string(text) == said {
+		return
+	}
+	u := d.sup.State(id)
+	if u.State != control.StateRunning {
 		return
 	}
 	if was == nil || !reflect.DeepEqual(was.Policy, now.Policy) {
 		ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 		defer cancel()
-		if err := sayEgress(ctx, d.sup.State(id).Socket, wire.EgressWord{Policy: &now.Policy}); err != nil {
+		if err := sayEgress(ctx, u.Socket, wire.EgressWord{Policy: &now.Policy}); err != nil {
 			d.log.Error("the network's rules of a running agent are not changed; its next start has the new ones", "agent", id, "error", err)
 			return // status says that it is to be restarted
 		}

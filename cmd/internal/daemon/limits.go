@@ -21,13 +21,18 @@ type limiter interface {
 	DropIns(ctx context.Context, id string) ([]string, error)
 }
 
+// lister is a Supervision that tells at once which agents are up: running, or on the way.
+type lister interface {
+	Up(ctx context.Context) (map[string]bool, error)
+}
+
 // limitsTimeout bounds the change of one agent's limits.
 const limitsTimeout = 5 * time.Second
 
 // adjustAll gives running agents the limits that the configuration now has for them.
 func (d *Daemon) adjustAll(entries []config.AgentEntry) {
 	for _, e := range entries {
-		if e.Agent == nil || d.sup.State(e.ID).State != control.StateRunning {
+		if e.Agent == nil {
 			continue
 		}
 		d.adjustNetwork(context.Background(), e.ID, e.Agent)
@@ -46,7 +51,7 @@ func (d *Daemon) adjust(ctx context.Context, id string, a *agent.Agent) {
 	r.wish.Lock()
 	defer r.wish.Unlock()
 	d.mu.Lock()
-	inForce, was := r.inForce, r.limits
+	inForce, was, said := r.inForce, r.limits, r.text
 	d.mu.Unlock()
 	if inForce == nil {
 		return // on its way up: it gets what is in force then
@@ -60,7 +65,10 @@ func (d *Daemon) adjust(ctx context.Context, id string, a *agent.Agent) {
 		return
 	}
 	now := d.builder().limits(a)
-	if now == nil {
+	if now == nil || was != nil && sameLimits(*was, *now) && string(text) == said {
+		return
+	}
+	if d.sup.State(id).State != control.StateRunning {
 		return
 	}
 	if was == nil || !sameLimits(*was, *now) {

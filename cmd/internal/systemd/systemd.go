@@ -309,6 +309,22 @@ func (s *Supervision) state(ctx context.Context, id string) unit {
 	return u
 }
 
+// Up tells which agents run or are on the way, by one question for all.
+func (s *Supervision) Up(ctx context.Context) (map[string]bool, error) {
+	list, err := s.o.Conn.List(ctx, "agent@*.service")
+	if err != nil {
+		return nil, err
+	}
+	up := make(map[string]bool, len(list))
+	for _, u := range list {
+		n, ok := units.ParseName(u.Name)
+		if ok && n.Kind == units.Service && u.Sub != "auto-restart" && slices.Contains([]string{"active", "reloading", "activating"}, u.Active) {
+			up[n.ID] = true
+		}
+	}
+	return up, nil
+}
+
 // fromProperties reads a service's state.
 func fromProperties(p dbusctl.Properties) unit {
 	active, _ := p.String("ActiveState")
