@@ -6,7 +6,11 @@
 package gitseal
 
 import (
+	"cmp"
+	"errors"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +20,8 @@ import (
 
 // Bounds of what is looked through below one git directory.
 const (
-	maxInner      = 4096 // folders
-	maxInnerDepth = 32
+	maxInner      = 8192 // folders
+	maxInnerDepth = 64
 )
 
 // elsewhere are folders of a git directory that need no look: what git writes in objects, refs
@@ -25,51 +29,110 @@ const (
 // directories by themselves.
 var elsewhere = map[string]bool{"objects": true, "refs": true, "lfs": true, "hooks": true, "modules": true, "worktrees": true}
 
+// written are those in which git itself writes: looked at first, and to the end.
+var written = []string{"logs", "info", "rebase-merge", "rebase-apply", "sequencer", "rr-cache", "NOTES_MERGE_WORKTREE"}
+
 // IsInner reports whether a folder of that name in a git directory is one of those.
 func IsInner(name string) bool { return !elsewhere[name] }
 
+// Inside is what Inner found.
+type Inside struct {
+	Folders, Links []string
+	// Blind are folders that it could not look at though git could: what lies there is not known.
+	Blind []string
+}
+
 // Inner gives these folders below dir, itself the first, and the links in them; top: dir is the
-// git directory itself.
-func Inner(dir string, top bool) (folders, links []string) {
+// git directory itself. A folder that its owner may not list or enter is made one that he may:
+// git finds a name there without a list, and the guard would not.
+func Inner(dir string, top bool) Inside {
 	at, err := pathfd.Directory(dir)
 	if err != nil {
-		return nil, nil // gone, or a link that somebody else finds
+		if errors.Is(err, unix.EACCES) {
+			return Inside{Blind: []string{dir}}
+		}
+		return Inside{} // gone, or a link that somebody else finds
 	}
 	defer unix.Close(at)
 	in := &inner{}
-	in.list(at, ".", dir, top, 0)
-	return in.folders, in.links
+	in.list(at, dir, top, !top, 0)
+	return in.Inside
 }
 
 type inner struct {
-	folders, links []string
-	buf            [16 << 10]byte
+	Inside
+	buf [16 << 10]byte
 }
 
-func (in *inner) list(at int, name, path string, top bool, depth int) {
-	if len(in.folders) >= maxInner || depth > maxInnerDepth {
+// list looks at the folder that the O_PATH descriptor at is open on. must: git may write there.
+func (in *inner) list(at int, path string, top, must bool, depth int) {
+	if len(in.Folders) >= maxInner || depth > maxInnerDepth {
+		if must {
+			in.Blind = append(in.Blind, path)
+		}
 		return
 	}
-	//nolint:forbidigo // one name in an open directory, and no link
-	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := openList(at)
 	if err != nil {
+		if mine(at) {
+			in.Blind = append(in.Blind, path)
+		}
 		return
 	}
 	defer unix.Close(fd)
-	in.folders = append(in.folders, path)
+	in.Folders = append(in.Folders, path)
 	var dirs []string
-	_ = eachName(fd, in.buf[:], func(name []byte, typ byte) bool { // what cannot be listed holds nothing that git finds
+	_ = eachName(fd, in.buf[:], func(name []byte, typ byte) bool {
 		switch {
 		case typ == unix.DT_LNK:
-			in.links = append(in.links, path+"/"+string(name))
+			in.Links = append(in.Links, path+"/"+string(name))
 		case typ == unix.DT_DIR && !(top && elsewhere[string(name)]):
 			dirs = append(dirs, string(name))
 		}
 		return true
 	})
-	for _, d := range dirs {
-		in.list(fd, d, path+"/"+d, false, depth+1)
+	if top { // an agent could fill others until nothing is left for these
+		slices.SortStableFunc(dirs, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	}
+	for _, d := range dirs {
+		//nolint:forbidigo // one name in an open directory, and no link
+		sub, err := unix.Openat(fd, d, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err == nil {
+			in.list(sub, path+"/"+d, false, must || top && rank(d) == 0, depth+1)
+			unix.Close(sub)
+		} else if errors.Is(err, unix.EACCES) && mine(fd) {
+			in.Blind = append(in.Blind, path)
+			return
+		}
+	}
+}
+
+func rank(name string) int {
+	if slices.Contains(written, name) {
+		return 0
+	}
+	return 1
+}
+
+// openList opens a folder for reading; one of the user's own is made one that he may use.
+func openList(at int) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return -1, err
+	}
+	if st.Mode&0o700 != 0o700 && mine(at) {
+		if err := unix.Chmod("/proc/self/fd/"+strconv.Itoa(at), st.Mode&0o7777|0o700); err != nil {
+			return -1, err
+		}
+	}
+	//nolint:forbidigo // the open directory itself
+	return unix.Openat(at, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+}
+
+// mine reports whether a folder is the user's, so that an agent may have made it what it is.
+func mine(at int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(at, &st) == nil && int(st.Uid) == unix.Geteuid()
 }
 
 // ConflictsFile is where git keeps which files have conflicts whose resolution it is to

@@ -75,18 +75,14 @@ func ownStrategy(name string) bool {
 	return slices.Contains([]string{"", "ort", "recursive", "resolve", "octopus", "ours", "subtree"}, name)
 }
 
-// newLinks are the links in a git directory that were not there before the agent.
-func (s *State) newLinks(dir string) (out []string) {
+// newLinks are the links in a git directory that were not there before the agent, and the folders
+// that could not be looked at.
+func (s *State) newLinks(dir string) (links, blind []string) {
 	if !s.inner[dir] {
-		return nil
+		return nil, nil
 	}
-	_, links := Inner(dir, true)
-	for _, l := range links {
-		if !s.links[l] {
-			out = append(out, l)
-		}
-	}
-	return out
+	in := Inner(dir, true)
+	return slices.DeleteFunc(in.Links, func(l string) bool { return s.links[l] }), in.Blind
 }
 
 // Remember takes down what is there.
@@ -96,8 +92,7 @@ func Remember(found *Found, roots []string) *State {
 		s.repositories[r.Dir] = true
 		if r.Sealed {
 			s.inner[r.Dir] = true
-			_, links := Inner(r.Dir, true)
-			for _, l := range links {
+			for _, l := range Inner(r.Dir, true).Links {
 				s.links[l] = true
 			}
 		}
@@ -173,7 +168,11 @@ func (s *State) Review(o Options) []Finding {
 				add(true, "changed", path, "it changes what git shows or believes, and is not as it was")
 			}
 		}
-		for _, link := range s.newLinks(r.Dir) {
+		links, blind := s.newLinks(r.Dir)
+		for _, path := range blind {
+			add(true, "link", path, "git on the host writes in this folder, and it cannot be looked at for links: remove it")
+		}
+		for _, link := range links {
 			to, err := os.Readlink(link)
 			if err == nil {
 				err = RemoveLink(root, link)

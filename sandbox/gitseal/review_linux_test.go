@@ -2,7 +2,9 @@ package gitseal
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -56,6 +58,10 @@ func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
 			`echo r > f; git add f; git -c core.editor=true cherry-pick --continue`, "strategy", ".git/sequencer/opts",
 		},
 		"link": {"", `rm .git/logs/HEAD; ln -s ../../../mark .git/logs/HEAD; : > ../mark`, `git checkout -q -b side`, "link", ".git/logs/HEAD"},
+		"link in a folder that cannot be listed": {
+			"", `rm -r .git/logs; mkdir .git/logs; ln -s ../../../mark .git/logs/HEAD; : > ../mark; chmod 300 .git/logs`,
+			`git checkout -q -b side; chmod 700 .git/logs`, "link", ".git/logs/HEAD",
+		},
 		"list of conflicts": {
 			"mkdir .git/rr-cache", `h=$(printf '%040d' 1); mkdir .git/rr-cache/$h; : > .git/rr-cache/$h/preimage; echo key > ../key; printf '%s\t../key\0' $h > .git/MERGE_RR`,
 			`echo y > f; git commit -qam y; cp .git/rr-cache/*/postimage ../mark`, "conflicts", ".git/MERGE_RR",
@@ -81,6 +87,33 @@ func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Names are listed in no order: an agent fills a folder that comes before the reflogs.
+func TestNoFolderHidesTheReflogs(t *testing.T) {
+	p := newPlace(t)
+	p.sh("git init -q ws && cd ws && echo x > f && git add f && git commit -qm x && cd .git && for i in $(seq 200); do mkdir a$i; done && rm logs/HEAD && ln -s x logs/HEAD")
+	git, err := os.Open(p.path("ws/.git"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer git.Close()
+	listed, err := git.Readdirnames(-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := slices.IndexFunc(listed, func(n string) bool { return n[0] == 'a' })
+	if before > slices.Index(listed, "logs") {
+		t.Fatal("none of the folders is listed before logs")
+	}
+	for i := range maxInner {
+		if err := os.Mkdir(filepath.Join(git.Name(), listed[before], strconv.Itoa(i)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if in := Inner(git.Name(), true); !slices.Contains(in.Links, p.path("ws/.git/logs/HEAD")) || len(in.Blind) > 0 {
+		t.Errorf("links %v, blind %v", in.Links, in.Blind)
 	}
 }
 

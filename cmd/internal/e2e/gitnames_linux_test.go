@@ -56,6 +56,7 @@ func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
 		"links":     `while :; do ln -s /etc/passwd .git/FETCH_HEAD; done`,
 		"head":      `while :; do echo 'ref: refs/heads/main' >HEAD; done`,
 		"rr-cache":  `while :; do mkdir -p .git/rr-cache; done`,
+		"folders":   `cd .git/logs; seq 5000 | xargs mkdir`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)

@@ -36,4 +36,4 @@ func (*Guard) Calm() (resume func()) { return func() {} }
 func (*Guard) Change(string, func() error) error { return errors.ErrUnsupported }
 
 // Inside watches nothing.
-func (*Guard) Inside(_, _ map[string]bool) {}
+func (*Guard) Inside(_, _ map[string]bool) error { return nil }

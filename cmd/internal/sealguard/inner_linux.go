@@ -5,7 +5,9 @@
 package sealguard
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -23,6 +25,9 @@ const (
 	maxHostile    = 4  // in all: what no tool does
 	maxPersisting = 20 // in a while: what one may do unasked
 	persisting    = time.Minute
+	// maxMade bounds the folders that an agent makes there: each is looked at and watched, which
+	// costs the guard time and the user's other programs their watches.
+	maxMade = 4096
 )
 
 // inner are the folders of git directories in which links are looked for.
@@ -32,35 +37,50 @@ type inner struct {
 	// fresh are names that came since the last look; all: any may have.
 	fresh map[string]bool
 	all   bool
+	most  int // folders that there may be
 }
 
 // Inside watches the git directories for links, but for those in links, which were there before
-// anything of the agent ran. It is told once.
-func (g *Guard) Inside(gitDirs, links map[string]bool) {
+// anything of the agent ran. It is told once. An error means that they cannot be watched.
+func (g *Guard) Inside(gitDirs, links map[string]bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.inner.links != nil {
-		return
+		return nil
 	}
 	g.inner.links = links
 	var found []string
 	for dir := range gitDirs {
-		found = append(found, g.enter(dir, true)...)
+		links, blind := g.enter(dir, true)
+		if len(blind) > 0 {
+			g.inner.links = nil // the next start asks again
+			return fmt.Errorf("%s: git on the host writes there, and it cannot be watched for links: too many or too deep folders, or not to be listed", blind[0])
+		}
+		found = append(found, links...)
 	}
+	g.inner.most = len(g.inner.dirs) + maxMade
 	g.unlink(found)
+	return nil
 }
 
-// enter watches a folder and those below it, and gives the links that must not be there.
-func (g *Guard) enter(dir string, top bool) (links []string) {
-	folders, links := gitseal.Inner(dir, top)
-	for _, f := range folders {
+// enter watches a folder and those below it, and gives the links that must not be there and the
+// folders that may hold some and cannot be watched.
+func (g *Guard) enter(dir string, top bool) (links, blind []string) {
+	first := gitseal.Inner(dir, top)
+	if blind = first.Blind; len(first.Folders) == 0 {
+		return nil, blind
+	}
+	for _, f := range first.Folders {
 		g.lookAgain(f)
 		g.inner.dirs[f] = top && f == dir
 	}
-	if len(folders) > 0 { // what came since the list was made
-		_, links = gitseal.Inner(dir, top)
+	now := gitseal.Inner(dir, top) // what came since the list was made
+	for _, f := range now.Folders {
+		if _, watched := g.dirs[f]; !watched && !g.full && slices.Contains(first.Folders, f) {
+			blind = append(blind, f)
+		}
 	}
-	return slices.DeleteFunc(links, func(l string) bool { return g.inner.links[l] })
+	return slices.DeleteFunc(now.Links, func(l string) bool { return g.inner.links[l] }), append(blind, now.Blind...)
 }
 
 // lookAgain watches what stands at a path now, whatever was watched there before.
@@ -79,27 +99,44 @@ func (i *inner) came(dir, name string, mask uint32) {
 
 // checkInner looks at the names that came. The lock is held.
 func (g *Guard) checkInner() {
-	var links []string
-	if g.inner.all {
-		for dir, top := range g.inner.dirs {
-			if top {
-				links = append(links, g.enter(dir, true)...)
-			}
-		}
+	var links, blind []string
+	enter := func(dir string, top bool) {
+		l, b := g.enter(dir, top)
+		links, blind = append(links, l...), append(blind, b...)
 	}
+	hidden := 0
 	for path := range g.inner.fresh {
 		st, err := g.place.stat(path)
 		switch {
+		case errors.Is(err, unix.EACCES): // a folder above was made one that nobody may enter
+			hidden++
+			g.inner.all = true
 		case err != nil:
 		case st.Mode&unix.S_IFMT == unix.S_IFDIR:
 			delete(g.inner.dirs, path) // another one, perhaps
-			links = append(links, g.enter(path, false)...)
+			enter(path, false)
 		case st.Mode&unix.S_IFMT == unix.S_IFLNK && !g.inner.links[path]:
 			links = append(links, path)
 		}
 	}
+	if g.inner.all {
+		for dir, top := range maps.Clone(g.inner.dirs) {
+			if top {
+				enter(dir, true)
+			}
+		}
+	}
 	g.inner.fresh, g.inner.all = map[string]bool{}, false
 	g.unlink(links)
+	switch {
+	case len(g.boxes) == 0:
+	case len(blind) > 0:
+		g.stop(fmt.Sprintf("%s cannot be watched for links, and git on the host writes there", blind[0]))
+	case len(g.inner.dirs) > g.inner.most:
+		g.stop(fmt.Sprintf("it made more than %d folders where git on the host writes", maxMade))
+	case hidden > 0:
+		g.hostile("hid names where git on the host writes", hidden)
+	}
 }
 
 // unlink takes links away.
@@ -113,7 +150,7 @@ func (g *Guard) unlink(links []string) {
 		for _, path := range links {
 			to := linkText(g.place.root, path)
 			if err := gitseal.RemoveLink(g.place.root, path); err != nil {
-				if _, serr := g.place.stat(path); serr == nil {
+				if _, serr := g.place.stat(path); serr == nil || errors.Is(serr, unix.EACCES) {
 					g.stop(fmt.Sprintf("%s is a link where git on the host writes, and cannot be taken away: %v", path, err))
 					return
 				}

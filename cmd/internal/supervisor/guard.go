@@ -76,7 +76,11 @@ func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
 	s.mu.Lock()
 	before := s.before
 	s.mu.Unlock()
-	s.guard.Inside(before.Inner())
+	if err := s.guard.Inside(before.Inner()); err != nil {
+		remove()
+		p.Kill()
+		return fmt.Errorf("the git seals cannot be watched: %w", err)
+	}
 	s.wg.Go(func() {
 		<-p.Done()
 		remove()
