@@ -461,8 +461,8 @@ func (g *Guard) check() {
 	}
 	var came []string
 	for p := range g.absent {
-		if _, err := g.place.stat(p); err == nil {
-			came = append(came, p)
+		if _, err := g.place.stat(p); err == nil || errors.Is(err, unix.EACCES) && g.shut(p) {
+			came = append(came, p) // or may have
 		}
 	}
 	if len(lost)+len(came) == 0 {
@@ -492,6 +492,17 @@ func (g *Guard) check() {
 		g.settle(lost)
 		g.lease()
 	})
+}
+
+// shut reports whether a folder above a path is one that the user may not enter though it is
+// the user's: an agent can open it again when nobody looks.
+func (g *Guard) shut(path string) bool {
+	for dir := filepath.Dir(path); dir != "/"; dir = filepath.Dir(dir) {
+		if st, err := g.place.stat(dir); err == nil {
+			return int(st.Uid) == os.Geteuid()
+		}
+	}
+	return false
 }
 
 // still does something while nothing of the agent runs.
@@ -589,6 +600,8 @@ func (g *Guard) restore(s *seal) error {
 		return nil  // there is nothing left to seal
 	}
 	switch {
+	case errors.Is(err, unix.EACCES):
+		return err // there as ever, behind a folder that was shut: it may be opened again
 	case err != nil && s.dir && !s.pin:
 		// An empty one takes its place: a new name cannot be forbidden, a folder can be sealed.
 		if err := g.place.mkdir(s.path, 0o755); err != nil {

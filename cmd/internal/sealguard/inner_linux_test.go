@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"agentconnect.md/sandbox/sandbox"
 )
 
 // git finds a name in a folder that cannot be listed, and in one that could not be entered a
@@ -68,6 +70,50 @@ func TestLinksInFoldersWithoutPermissionsAreTakenAway(t *testing.T) {
 				if time.Now().After(end) {
 					t.Fatalf("the link stays: %v", err)
 				}
+			}
+		})
+	}
+}
+
+// A name that git obeys, and a sealed file, in a folder that is shut before anybody looks: neither
+// counts as gone, since the folder can be opened again.
+func TestAgentThatShutsAFolderOverASealIsStopped(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("needs an ordinary user")
+	}
+	for name, plant := range map[string]func(t *testing.T, ws string){
+		"new name": func(t *testing.T, ws string) {
+			do(t, os.Mkdir(filepath.Join(ws, "tools/hooks"), 0o700), os.Chmod(filepath.Join(ws, "tools"), 0))
+		},
+		"sealed file": func(t *testing.T, ws string) {
+			do(t, os.Mkdir(filepath.Join(ws, "other"), 0o700), os.Chmod(filepath.Join(ws, "sub"), 0)) // what is watched
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ws := t.TempDir()
+			sealed := filepath.Join(ws, "sub/.git")
+			do(t, os.Mkdir(filepath.Join(ws, "tools"), 0o700), os.Mkdir(filepath.Join(ws, "sub"), 0o700), os.WriteFile(sealed, []byte("gitdir: x\n"), 0o600))
+			t.Cleanup(func() { _, _ = os.Chmod(filepath.Join(ws, "tools"), 0o700), os.Chmod(filepath.Join(ws, "sub"), 0o700) })
+			stopped := make(chan string, 1)
+			g, err := New(Options{Roots: []string{ws}, Stop: func(why string) {
+				select {
+				case stopped <- why:
+				default:
+				}
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(g.Close)
+			g.Expect(&sandbox.Plan{Mounts: []sandbox.Mount{{Op: sandbox.OpBind, Kind: sandbox.KindFile, Source: sealed, Target: sealed, Sealed: true}}},
+				[]string{filepath.Join(ws, "tools/hooks"), filepath.Join(ws, "other")})
+			g.mu.Lock() // the agent is faster
+			plant(t, ws)
+			g.mu.Unlock()
+			select {
+			case <-stopped:
+			case <-time.After(5 * time.Second):
+				t.Error("it goes on")
 			}
 		})
 	}
