@@ -29,8 +29,10 @@ type flow struct {
 	// name and verdict are what it was let out by, once that is known.
 	name    string
 	verdict rules.Verdict
-	// tunnel is where a proxy at the other end leads to, once it has said so.
-	tunnel *place
+	// tunnel is where a proxy at the other end leads to, once it has said so; tunnels how many
+	// did, one through the other.
+	tunnel  *place
+	tunnels int
 
 	sent, received atomic.Uint64
 	once           sync.Once
@@ -546,6 +548,9 @@ func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
 			if !first {
 				return f.refuseRequest(first, &refusal{seen: r.host, why: "an upgrade in the middle of a connection"})
 			}
+			if f.tunnels == maxTunnels {
+				return &refusal{seen: r.host, why: fmt.Sprintf("more than %d proxies, each through another", maxTunnels), http: true}
+			}
 			gate.want()
 		}
 		out := r.passOn(head)[in.gone:] // what went ahead is of the first line
@@ -578,10 +583,14 @@ func (f *flow) upHTTP(in *intake, gate *gate, strict bool) error {
 	}
 }
 
+// maxTunnels bounds the layers of a connection, each of which costs memory.
+const maxTunnels = 8
+
 // through carries on what goes through a proxy. It is judged as it would be on the way to
 // where the proxy leads; and a server that says yes and is none gets nothing else, either.
 func (f *flow) through(in *intake, gate *gate, r *request) error {
 	to := place{r.host, r.port}
+	f.tunnels++
 	if to == f.to() {
 		return f.look(in, gate, true)
 	}

@@ -525,3 +525,33 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 		t.Errorf("a port of the proxy: got %d", status)
 	}
 }
+
+// Each way through a proxy is another layer that is looked at: a server that always says yes
+// would have them grow without end.
+func TestWaysThroughProxiesAreBounded(t *testing.T) {
+	w := theWorld(t)
+	hostsServer(t, w, webA+":80")
+	w.name(t, "proxy.example", "A "+webA)
+	a := w.cage(t, policy("proxy.example:80"))
+	layers := func(c net.Conn) int {
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		in := bufio.NewReader(c)
+		for n := range 3 * maxTunnels {
+			if status, _ := asked(t, c, in, "CONNECT proxy.example:80 HTTP/1.1\r\nHost: proxy.example:80\r\n\r\n"); status != 200 {
+				return n
+			}
+		}
+		return 3 * maxTunnels
+	}
+	direct, err := net.Dial("tcp", webA+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close()
+	if n := layers(direct); n != 3*maxTunnels {
+		t.Errorf("the control: %d", n)
+	}
+	if n := layers(a.connect("proxy.example", 80)); n != maxTunnels {
+		t.Errorf("inside: %d, want %d", n, maxTunnels)
+	}
+}
