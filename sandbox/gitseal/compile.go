@@ -4,6 +4,7 @@ package gitseal
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -21,6 +22,9 @@ func Compile(p sandbox.Policy, h sandbox.Host, hooks bool) (*sandbox.Plan, *Foun
 	var last error
 	for range attempts {
 		found := Find(Options{Roots: Roots(p, h), Home: p.Home})
+		if len(found.Shut) > 0 {
+			return nil, nil, fmt.Errorf("%s may not be read, so what git would obey there cannot be sealed; look what is in it, and `chmod u+rwx` it", found.Shut[0])
+		}
 		for _, dir := range found.Hooks {
 			path := filepath.Join(dir, "hooks")
 			if !hooks {

@@ -45,6 +45,7 @@ type finder struct {
 	// configs are the files read so far: the user's own belong to every repository.
 	configs map[string][]Entry
 	buf     [16 << 10]byte // for the names in a folder
+	shuts   int            // folders that were sealed since they may not be read
 	rerere  bool           // a configuration that was followed last turns it on
 }
 
@@ -76,6 +77,9 @@ func Find(o Options) *Found {
 	}
 	if w.unread > 0 {
 		f.note("%d folders could not be read: git repositories there are not sealed", w.unread)
+	}
+	for _, p := range w.shut {
+		f.shut(p)
 	}
 	// The shallow ones first: they are what a person works in, should there be too many.
 	f.plain = w.plain
@@ -205,6 +209,10 @@ func (f *finder) seal(path, why string) bool {
 			return err == nil
 		}
 	}
+	if errors.Is(err, unix.EACCES) {
+		f.shut(path)
+		return true // for all that is known
+	}
 	if err != nil || !f.writable(path) || slices.Contains(f.o.Roots, path) {
 		return err == nil
 	}
@@ -243,6 +251,37 @@ func (f *finder) seal(path, why string) bool {
 		f.seals[path] = s
 	}
 	return true
+}
+
+// maxShut bounds the shut folders that are sealed: each is a mount.
+const maxShut = 256
+
+// shut seals the folder that keeps a path from being looked at, or that path itself: one of the
+// user's without permissions an agent could open again, with all that lies in it unsealed.
+func (f *finder) shut(path string) {
+	if !slices.ContainsFunc(f.o.Roots, func(r string) bool { return path == r || inside(path, r) }) {
+		return // not the agent's to open
+	}
+	fd, err := f.open(path)
+	switch {
+	case errors.Is(err, unix.EACCES):
+		f.shut(filepath.Dir(path))
+		return
+	case err != nil:
+		return
+	}
+	own := mine(fd)
+	unix.Close(fd)
+	if _, done := f.seals[path]; done || !own {
+		return
+	}
+	if slices.Contains(f.o.Roots, path) || f.shuts >= maxShut {
+		f.found.Shut = append(f.found.Shut, path)
+		return
+	}
+	f.shuts++
+	f.note("%s may not be read: it is sealed as it is, since what git would obey in it cannot be told", path)
+	f.seal(path, "a folder that may not be read")
 }
 
 // behind is where a path with links on the way leads, if the agent can write there.

@@ -68,6 +68,9 @@ type Found struct {
 	// Absent are names that git would obey and that are not there: no mount forbids a new
 	// name, so they are watched.
 	Absent []string
+	// Shut are folders of the user's that may not be read and cannot be sealed, either: what lies
+	// in them the agent could open again.
+	Shut []string
 	// Notes say what is weaker than it seems.
 	Notes []string
 }

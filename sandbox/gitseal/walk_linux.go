@@ -25,8 +25,10 @@ type walked struct {
 	gitdirs []string
 	// plain are folders with a .git and without any of TrustedDirs.
 	plain map[string]bool
-	// unread counts folders that could not be read; left says which bound ended the walk.
+	// unread counts folders that could not be read, shut are those whose permissions say so; left
+	// says which bound ended the walk.
 	unread int
+	shut   []string
 	left   string
 	deep   int // folders beyond the depth
 }
@@ -82,9 +84,10 @@ func walk(roots []string, limits Limits) walked {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := w.out // a thread that still waits for a file system adds to what nobody reads
-	out.dotgit, out.gitdirs, out.plain = slices.Clone(out.dotgit), slices.Clone(out.gitdirs), maps.Clone(out.plain)
+	out.dotgit, out.gitdirs, out.plain, out.shut = slices.Clone(out.dotgit), slices.Clone(out.gitdirs), maps.Clone(out.plain), slices.Clone(out.shut)
 	slices.Sort(out.dotgit)
 	slices.Sort(out.gitdirs)
+	slices.Sort(out.shut)
 	return out
 }
 
@@ -134,11 +137,16 @@ type listing struct {
 	gitdir  bool // it looks like a git directory itself
 	trusted bool // one of TrustedDirs
 	failed  bool
+	shut    bool
 }
 
 // take adds what a folder held. The lock is held.
 func (w *walker) take(f folder, l listing) {
-	if l.failed {
+	switch {
+	case l.shut:
+		w.out.shut = append(w.out.shut, f.path)
+		return
+	case l.failed:
 		w.out.unread++
 		return
 	}
@@ -175,7 +183,7 @@ func read(f folder, buf []byte, most int) (l listing) {
 	fd, err := unix.Open(f.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		// Gone, or not a folder any more, is not left out.
-		return listing{failed: err != unix.ENOENT && err != unix.ENOTDIR && err != unix.ELOOP}
+		return listing{failed: err != unix.ENOENT && err != unix.ENOTDIR && err != unix.ELOOP, shut: err == unix.EACCES}
 	}
 	defer unix.Close(fd)
 	dotgit := f.path != f.root && bytes.HasSuffix([]byte(f.path), []byte("/.git"))

@@ -48,6 +48,27 @@ func TestALinkWhereGitOnTheHostWritesIsTakenAway(t *testing.T) {
 	}
 }
 
+// At the next start its control files cannot be looked at, and with it open again they would be
+// the agent's.
+func TestARepositoryThatTheAgentShutIsSealedAtTheNextStart(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	const shut, evil = "chmod 0 .git", "chmod 700 .git && git config core.fsmonitor evil"
+	s.in(s.mkdir("control"), "cp -a ../repo/. . && "+shut+" && "+evil)
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.gitin("alice", shut)
+	s.ok("agent", "restart", "alice")
+	s.untilState("alice", "running")
+	if r := s.sh("alice", evil); r.code == 0 {
+		t.Errorf("inside: %s", r.out)
+	}
+	if got := s.in(ws, "chmod 700 .git && git config core.fsmonitor || :"); got != "" {
+		t.Errorf("git on the host runs %q", got)
+	}
+}
+
 // Again and again is once too often: between a name and the guard's answer lie milliseconds, and
 // one that goes on would be met in them.
 func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
