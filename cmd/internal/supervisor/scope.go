@@ -88,7 +88,11 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement, out
 			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
 		}
 		s.remember()
-		expected = s.expect(plan)
+		// Only in the agent's own view are its folders, and its seals. Others start as often as the
+		// agent likes, and while a start is expected the host's git waits.
+		if st.Calm != nil {
+			expected = s.expect(plan)
+		}
 		return err
 	}
 	process, err := st.Run(ctx)
