@@ -225,8 +225,8 @@ func notify(state string) {
 		// From now on it mostly waits: a small heap matters more than few collections.
 		debug.SetMemoryLimit(math.MaxInt64)
 		debug.SetGCPercent(40)
-		// What the start left behind goes at once, beside the runtime's own start.
-		go debug.FreeOSMemory()
+		// No collection now: after the first, the runtime collects every two minutes, and an agent
+		// that nobody uses would wake up for it.
 	}
 }
 

@@ -236,7 +236,7 @@ func bwrapArgs(plan *sandbox.Plan) []string {
 }
 
 // BenchmarkScale has many agents come up with the daemon, as they do at a login, beside as many
-// systemd-run with the same mounts at once; then it looks at what they cost while nobody
+// systemd-run with the same mounts; then it looks at what they cost while nobody
 // wants anything, and has the daemon started anew beside them.
 func BenchmarkScale(b *testing.B) {
 	var sizes []float64
@@ -363,6 +363,10 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 			b.Fatal(err)
 		}
 		peers[i], inputs[i] = cmd, in
+		// All at once the manager's answers come too late for most of them.
+		if i >= 16 {
+			m.said(logs[i-16], 3)
+		}
 	}
 	peersUp := said(3, began)
 	for i, cmd := range peers {
@@ -371,7 +375,7 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 	}
 
 	for _, f := range []figures.Figure{
-		at("up", "agents, from `agentconnect up` to the last one's first instruction", "s", up.Seconds()).Beside(figures.Peer{Name: "as many `systemd-run --scope bwrap` at once", Value: peersUp.Seconds()}),
+		at("up", "agents, from `agentconnect up` to the last one's first instruction", "s", up.Seconds()).Beside(figures.Peer{Name: "as many `systemd-run --scope bwrap`, 16 at once", Value: peersUp.Seconds()}),
 		at("daemon-cpu", "agents, processor time of the daemon for that", "ms", float64(starting.Microseconds())/1e3),
 		at("memory", "agents, memory of each without its runtime, PSS", "MB", memory/float64(n)),
 		at("daemon-memory", "agents, the daemon's memory, PSS", "MB", daemonMemory),
