@@ -31,8 +31,10 @@ type end struct {
 func newEnd(cmd *exec.Cmd) (*end, error) {
 	e := &end{cmd: cmd}
 	var err error
-	if e.in, err = cmd.StdinPipe(); err != nil {
-		return nil, err
+	if cmd.Stdin == nil {
+		if e.in, err = cmd.StdinPipe(); err != nil {
+			return nil, err
+		}
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -62,7 +64,9 @@ func (e *end) number() (float64, error) {
 }
 
 func (e *end) close() {
-	e.in.Close()
+	if e.in != nil {
+		e.in.Close()
+	}
 	_ = e.cmd.Wait() // what went wrong was said before
 }
 

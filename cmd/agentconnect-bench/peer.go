@@ -32,8 +32,46 @@ func peer(args []string) error {
 		return peerServer()
 	case len(args) == 2 && args[0] == "client":
 		return peerClient(args[1])
+	case len(args) == 2 && args[0] == "frames":
+		return peerFrames(args[1])
+	case len(args) == 2 && args[0] == "drain":
+		return peerDrain(args[1])
 	}
-	return errors.New("peer server, or peer client ADDRESS")
+	return errors.New("peer server, client ADDRESS, frames COUNT or drain BYTES")
+}
+
+// peerFrames writes so many frames to its output once its input has ended.
+func peerFrames(count string) error {
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
+	for line := update(frameSize); n > 0; n-- {
+		if _, err := os.Stdout.Write(line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// peerDrain says a number when it begins to read its input, and another when it has so many bytes.
+func peerDrain(size string) error {
+	left, err := strconv.Atoi(size)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stdout, 0)
+	for block := make([]byte, 64<<10); left > 0; {
+		n, err := os.Stdin.Read(block[:min(left, len(block))])
+		if left -= n; err != nil && left > 0 {
+			return fmt.Errorf("%d bytes are missing: %w", left, err)
+		}
+	}
+	fmt.Fprintln(os.Stdout, 0)
+	return nil
 }
 
 // peerServer says its port. A connection's first line says what it sends: "s BYTES", or
@@ -184,6 +222,14 @@ func peerDialer(addr string) (func() (net.Conn, error), error) {
 		}
 		return c, nil
 	}, nil
+}
+
+const frameSize = 4 << 10
+
+// update is a frame of that size in bytes, with its newline.
+func update(size int) []byte {
+	head := `{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"`
+	return []byte(head + strings.Repeat("x", size-len(head)-6) + "\"}}}}\n")
 }
 
 // peerStreams downloads size bytes over n connections, and says how long that took without
