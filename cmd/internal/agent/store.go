@@ -40,6 +40,9 @@ type Store struct {
 	// held are agents whose configuration is somebody else's to keep, and is on no disk.
 	mu   sync.Mutex
 	held map[string]*Agent
+
+	folderMu sync.Mutex
+	folders  map[string]folders // by id, what Folders has read
 }
 
 // Hold keeps a configuration in memory alone: of an agent that a control plane placed here,

@@ -275,22 +275,13 @@ func (b *Builder) find(a *agent.Agent) (start, error) {
 
 // writable are the folders outside ROOT that agents of this user can write.
 func (b *Builder) writable() []string {
-	entries, _, err := b.Config.Agents(b.Store)
+	out, err := b.Store.Folders()
 	if err != nil {
 		return nil // said where the agents are listed; the one in question is judged by itself
 	}
-	var out []string
-	for _, e := range entries {
-		if e.Agent == nil {
-			continue
-		}
-		if filepath.IsAbs(e.Agent.Workspace) {
-			out = append(out, filepath.Clean(e.Agent.Workspace))
-		}
-		for _, g := range e.Agent.Grants {
-			if g.Access == sandbox.ReadWrite {
-				out = append(out, filepath.Clean(g.Path))
-			}
+	for _, e := range b.Config.SystemAgents {
+		if e.Agent != nil {
+			out = append(out, e.Agent.Folders()...)
 		}
 	}
 	return out

@@ -1,0 +1,68 @@
+package agent
+
+import (
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/sandbox"
+)
+
+func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
+	root := t.TempDir()
+	s := NewStore(root)
+	write := func(id, workspace string) {
+		t.Helper()
+		a := &Agent{ID: id, Runtime: "selftest", Workspace: workspace, Grants: []sandbox.Grant{{Path: "/data/" + id, Access: sandbox.ReadWrite}, {Path: "/read", Access: sandbox.ReadOnly}}}
+		text, err := a.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(s.Dirs(id).Agent, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(s.Dirs(id).File, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what string, folders ...string) {
+		t.Helper()
+		got, err := s.Folders()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Sort(got); !slices.Equal(got, folders) {
+			t.Errorf("%s: %q, want %q", what, got, folders)
+		}
+	}
+	want("no agents")
+	write("a", "/work/one")
+	want("one", "/data/a", "/work/one")
+	write("a", "/work/two") // in the same tick, of the same size, in place
+	want("written again at once", "/data/a", "/work/two")
+
+	// Read long after the last change it is kept, until the file is another.
+	var st unix.Stat_t
+	if err := unix.Lstat(s.Dirs("a").File, &st); err != nil {
+		t.Fatal(err)
+	}
+	s.folders = map[string]folders{"a": {file: identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim}, list: []string{"/kept"}}} //nolint:unconvert // not everywhere of that type
+	want("not changed since", "/kept")
+	write("b", "/work/b")
+	write("a", "/work/six")
+	if err := os.Chtimes(s.Dirs("a").File, time.Time{}, time.Unix(st.Mtim.Unix())); err != nil {
+		t.Fatal(err)
+	}
+	want("another content with the old time", "/data/a", "/data/b", "/work/b", "/work/six")
+	if err := os.WriteFile(s.Dirs("b").File, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want("a broken one has none", "/data/a", "/work/six")
+	if err := os.Remove(s.Dirs("a").File); err != nil {
+		t.Fatal(err)
+	}
+	want("gone")
+}
