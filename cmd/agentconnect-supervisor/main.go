@@ -1,3 +1,8 @@
+// Without it the runtime looks once a minute whether the processors that it may use have changed,
+// and wakes other threads for that, in each supervisor that nobody uses.
+//
+//go:debug updatemaxprocs=0
+
 // agentconnect-supervisor holds one running agent and ends with it.
 //
 //	agentconnect-supervisor                    started by the daemon: the sealed spec is descriptor 3
