@@ -220,7 +220,7 @@ func (s *Supervision) drop(ctx context.Context, id string) error {
 		}
 		if err == nil {
 			there = append(there, unit)
-			err = s.o.Conn.Stop(ctx, unit, dbusctl.Replace)
+			err = s.end(ctx, id, unit)
 		}
 		if err == nil || errors.Is(err, dbusctl.ErrNoSuchUnit) {
 			// A failed service stays loaded and keeps its slice, and the slice keeps the service.
@@ -241,6 +241,19 @@ func (s *Supervision) drop(ctx context.Context, id string) error {
 		}
 	}
 	return nil
+}
+
+// end stops a unit of an agent, also a frozen one: newer managers (257) refuse that until it is
+// thawed, where older ones kill it after a while.
+func (s *Supervision) end(ctx context.Context, id, unit string) error {
+	err := s.o.Conn.Stop(ctx, unit, dbusctl.Replace)
+	if !errors.Is(err, dbusctl.ErrRefused) {
+		return err
+	}
+	for _, frozen := range []string{units.SliceName(id), units.ServiceName(id), units.ScopeName(id)} {
+		_ = s.o.Conn.Thaw(ctx, frozen) // which of them it was is not known; the stop tells
+	}
+	return s.o.Conn.Stop(ctx, unit, dbusctl.Replace)
 }
 
 // started turns a start job's result into the daemon's terms.
@@ -268,7 +281,7 @@ func (s *Supervision) started(ctx context.Context, id string, err error) error {
 // Stop wishes the agent stopped.
 func (s *Supervision) Stop(id string) daemon.Pending {
 	return s.wish(id, false, false, func(ctx context.Context) error {
-		err := s.o.Conn.Stop(ctx, units.ServiceName(id), dbusctl.Replace)
+		err := s.end(ctx, id, units.ServiceName(id))
 		if errors.Is(err, dbusctl.ErrNoSuchUnit) {
 			return nil
 		}
