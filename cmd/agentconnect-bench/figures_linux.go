@@ -17,6 +17,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/acp"
 	"agentconnect.md/sandbox/cmd/internal/figures"
 	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/peers"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
@@ -163,30 +164,8 @@ func start(ctx context.Context, pairs, extra int, f figures.Figure) ([]figures.F
 	return []figures.Figure{f, theirs}, err
 }
 
-// rawArgs asks bubblewrap to make the plan's mounts itself.
-func rawArgs(plan *sandbox.Plan) []string {
-	var args []string
-	for _, m := range plan.Mounts {
-		switch m.Op {
-		case sandbox.OpBind:
-			flag := "--ro-bind"
-			if m.Access == sandbox.ReadWrite {
-				flag = "--bind"
-			}
-			source := m.Source
-			args = append(args, flag, source, m.Target)
-		case sandbox.OpTmpfs, sandbox.OpCover:
-			args = append(args, "--tmpfs", m.Target)
-		case sandbox.OpLink:
-			args = append(args, "--symlink", m.Source, m.Target)
-		case sandbox.OpDir:
-			args = append(args, "--dir", m.Target)
-		case sandbox.OpFile:
-			args = append(args, "--dir", filepath.Dir(m.Target))
-		}
-	}
-	return append(args, "--proc", "/proc", "--dev", "/dev", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent")
-}
+// rawArgs is what bubblewrap is given, as it is started here.
+func rawArgs(plan *sandbox.Plan) []string { return append(peers.Bwrap(plan), "--die-with-parent") }
 
 // untilFirstByte gives the milliseconds from the start to the first byte written.
 func untilFirstByte(start func(*os.File) (func(), error)) (float64, error) {
@@ -223,14 +202,20 @@ func execTrip(ctx context.Context, pairs int) ([]figures.Figure, error) {
 		return nil, err
 	}
 	defer l.stop()
+	return b.besideTrue(ctx, pairs, figures.Figure{Key: "exec/true", What: "`agentconnect agent exec ID -- true`, whole"},
+		func() *exec.Cmd { return l.command("agent", "exec", "a", "--", "true") })
+}
+
+// besideTrue measures a whole command in turns with bubblewrap running true.
+func (b *bed) besideTrue(ctx context.Context, pairs int, f figures.Figure, command func() *exec.Cmd) ([]figures.Figure, error) {
 	plan, err := b.warm(ctx)
 	if err != nil {
 		return nil, err
 	}
 	args := append(rawArgs(plan), "--", "/bin/true")
-	var ours, peers []float64
+	var ours, theirs []float64
 	for range pairs {
-		o, err := took(l.command("agent", "exec", "a", "--", "true"))
+		o, err := took(command())
 		if err != nil {
 			return nil, err
 		}
@@ -238,10 +223,10 @@ func execTrip(ctx context.Context, pairs int) ([]figures.Figure, error) {
 		if err != nil {
 			return nil, err
 		}
-		ours, peers = append(ours, o), append(peers, p)
+		ours, theirs = append(ours, o), append(theirs, p)
 	}
-	f := figures.Figure{Key: "exec/true", What: "`agentconnect agent exec ID -- true`, whole", Unit: "ms", Ours: median(ours)}
-	return []figures.Figure{f.Beside(figures.Peer{Name: "bwrap true, same mounts", Value: median(peers)})}, nil
+	f.Unit, f.Ours = "ms", median(ours)
+	return []figures.Figure{f.Beside(figures.Peer{Name: "bwrap true, same mounts", Value: median(theirs)})}, nil
 }
 
 func took(cmd *exec.Cmd) (float64, error) {

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -96,7 +98,7 @@ func measure(ctx context.Context, all []measurement, pairs int, wanted func(name
 			return nil, fmt.Errorf("%s: %w", m.name, err)
 		}
 		for _, f := range some {
-			if !figures.Among([]string{f.Key}, m.name) {
+			if !figures.Below(f.Key, m.name) {
 				return nil, fmt.Errorf("%s gives a figure called %s", m.name, f.Key)
 			}
 		}
@@ -112,12 +114,11 @@ func guard(ctx context.Context, path string, all []measurement, pairs int) error
 	if err != nil {
 		return err
 	}
-	var keys []string
-	for key := range accepted.Ratios {
-		keys = append(keys, key)
-	}
+	keys := slices.Collect(maps.Keys(accepted.Ratios))
 	for try := 1; ; try++ {
-		found, err := measure(ctx, all, pairs, func(name string) bool { return figures.Among(keys, name) })
+		found, err := measure(ctx, all, pairs, func(name string) bool {
+			return slices.ContainsFunc(keys, func(key string) bool { return figures.Below(key, name) })
+		})
 		if err != nil {
 			return err
 		}

@@ -18,6 +18,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/figures"
 	"agentconnect.md/sandbox/cmd/internal/launch"
+	"agentconnect.md/sandbox/cmd/internal/peers"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 )
@@ -101,7 +102,7 @@ func memory(ctx context.Context, _ int) ([]figures.Figure, error) {
 			return nil, err
 		}
 	}
-	supervisor, err := pssOf(cmd.Process.Pid)
+	supervisor, err := peers.PSS(cmd.Process.Pid)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +180,7 @@ func around(pid int, but string) (float64, error) {
 			found = true
 			continue
 		}
-		pss, err := pssOf(id)
+		pss, err := peers.PSS(id)
 		if err != nil {
 			return 0, err
 		}
@@ -189,19 +190,4 @@ func around(pid int, but string) (float64, error) {
 		return 0, fmt.Errorf("%s does not run below process %d", but, pid)
 	}
 	return sum, nil
-}
-
-// pssOf reads a process's proportional set size, in MB (10^6 bytes).
-func pssOf(pid int) (float64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "Pss:" {
-			kb, err := strconv.Atoi(f[1])
-			return float64(kb) * 1024 / 1e6, err
-		}
-	}
-	return 0, errors.New("no Pss in smaps_rollup")
 }

@@ -18,6 +18,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/figures"
+	"agentconnect.md/sandbox/cmd/internal/peers"
 )
 
 // end is a process of this program that is told what to do.
@@ -254,14 +255,14 @@ func networkMemory(ctx context.Context, _ int) ([]figures.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	before, err := pssOf(pid)
+	before, err := peers.PSS(pid)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := c.inside.say("hold 1000"); err != nil {
 		return nil, err
 	}
-	after, err := pssOf(pid)
+	after, err := peers.PSS(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -285,7 +286,7 @@ func networkLarge(gigabytes int) func(context.Context, int) ([]figures.Figure, e
 		if err != nil {
 			return nil, err
 		}
-		pss, err := pssOf(pid)
+		pss, err := peers.PSS(pid)
 		if err != nil {
 			return nil, err
 		}

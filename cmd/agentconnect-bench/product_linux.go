@@ -8,9 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"agentconnect.md/sandbox/cmd/internal/figures"
+	"agentconnect.md/sandbox/cmd/internal/programs"
 )
 
 var errNoPeer = errors.New("sandbox-runtime is not installed: packaging/dev/npm-peer.sh")
@@ -61,37 +61,21 @@ func probeTime(ctx context.Context, pairs int) ([]figures.Figure, error) {
 		return nil, err
 	}
 	defer b.close()
-	plan, err := b.warm(ctx)
-	if err != nil {
-		return nil, err
-	}
-	args := append(rawArgs(plan), "--", "/bin/true")
 	cli := filepath.Join(filepath.Dir(b.programs.Guest), "agentconnect")
-	var ours, peers []float64
-	for range max(pairs/5, 3) {
-		o, err := took(exec.CommandContext(ctx, cli, "--root", filepath.Join(b.dir, "root"), "probe"))
-		if err != nil {
-			return nil, err
-		}
-		p, err := took(exec.CommandContext(ctx, b.programs.Bwrap, args...))
-		if err != nil {
-			return nil, err
-		}
-		ours, peers = append(ours, o), append(peers, p)
-	}
-	f := figures.Figure{Key: "probe/whole", What: "`agentconnect probe`, whole", Unit: "ms", Ours: median(ours), Note: "it starts the recipe, an inner sandbox and the network, and attacks them from inside"}
-	return []figures.Figure{f.Beside(figures.Peer{Name: "bwrap true, same mounts", Value: median(peers)})}, nil
+	f := figures.Figure{Key: "probe/whole", What: "`agentconnect probe`, whole", Note: "it starts the recipe, an inner sandbox and the network, and attacks them from inside"}
+	return b.besideTrue(ctx, max(pairs/5, 3), f, func() *exec.Cmd {
+		return exec.CommandContext(ctx, cli, "--root", filepath.Join(b.dir, "root"), "probe")
+	})
 }
 
 // sizes are those of the programs that a package has, beside sandbox-runtime's files and the
 // Node that they need.
 func sizes(context.Context, int) ([]figures.Figure, error) {
-	b, err := newBed()
+	set, err := programs.Find()
 	if err != nil {
 		return nil, err
 	}
-	defer b.close()
-	dir := filepath.Dir(b.programs.Guest)
+	dir := filepath.Dir(set.Guest)
 	var all []figures.Figure
 	var sum float64
 	for _, name := range []string{"agentconnect", "agentconnect-supervisor", "agentconnect-launch", "agentconnect-guest"} {
@@ -131,7 +115,7 @@ func sizes(context.Context, int) ([]figures.Figure, error) {
 func below(dir string) (float64, error) {
 	var sum int64
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() || strings.HasPrefix(d.Name(), ".npmrc") {
+		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		info, err := d.Info()

@@ -86,7 +86,7 @@ func report(ctx context.Context, dir string, files []string) error {
 	for _, s := range sections {
 		var some []figures.Figure
 		for _, f := range all {
-			if slices.ContainsFunc(s.names, func(name string) bool { return figures.Among([]string{f.Key}, name) }) {
+			if slices.ContainsFunc(s.names, func(name string) bool { return figures.Below(f.Key, name) }) {
 				some = append(some, f)
 			}
 		}

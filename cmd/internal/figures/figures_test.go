@@ -67,7 +67,7 @@ func TestGuardSaysWhatSteppedBackAndWhatWasNotMeasured(t *testing.T) {
 	if want := []string{"exec", "relay", "start"}; !reflect.DeepEqual(keys, want) {
 		t.Errorf("keys %q, want %q: %q", keys, want, lines)
 	}
-	if !Among(keys, "start") || Among([]string{"start/default"}, "sta") || !Among([]string{"start/default"}, "start") {
+	if !Below("start", "start") || Below("start/default", "sta") || !Below("start/default", "start") {
 		t.Error("the names that a key lies below are wrong")
 	}
 	for _, bad := range []string{`{"slack":1,"ratios":{"a":1}}`, `{"slack":2,"ratios":{}}`, `{"slack":2,"ratios":{"a":1},"rising":["b"]}`, `{`} {

@@ -77,10 +77,8 @@ func (a *Accepted) Worse(measured []Figure) (lines, keys []string) {
 	return lines, keys
 }
 
-// Among says whether one of the keys lies at or below this name.
-func Among(keys []string, name string) bool {
-	return slices.ContainsFunc(keys, func(key string) bool { return key == name || strings.HasPrefix(key, name+"/") })
-}
+// Below says whether a key lies at or below a name.
+func Below(key, name string) bool { return key == name || strings.HasPrefix(key, name+"/") }
 
 // Growth is the exponent k with which values grow with sizes, as size^k, by least squares on the
 // logarithms. It needs two sizes or more.

@@ -18,6 +18,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/figures"
+	"agentconnect.md/sandbox/cmd/internal/peers"
 	"agentconnect.md/sandbox/dbusctl"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/units"
@@ -84,7 +85,7 @@ func benchmarkStart(b *testing.B, network string) {
 		Path: "/usr/libexec/agentconnect-sandbox/agentconnect-supervisor", Args: []string{"agentconnect-supervisor", "alice", "/run/user/1000/agentconnect/spec.sock"},
 	}}
 	args, crun := systemdRun(plan, program), m.crun(plan, program)
-	var ours, peers, cruns []time.Duration
+	var ours, theirs, cruns []time.Duration
 	said := 1
 	for range 50 {
 		m.mustCTL("stop", "agentconnect-alice.slice")
@@ -113,13 +114,13 @@ func benchmarkStart(b *testing.B, network string) {
 			_ = cmd.Wait() // its end is its input's
 			return took
 		}
-		peers = append(peers, beside(args))
+		theirs = append(theirs, beside(args))
 		if crun != nil {
 			cruns = append(cruns, beside(crun))
 		}
 	}
 	f := figures.Figure{Key: "systemd/start/" + network, What: "agent start under systemd, network " + network, Unit: "ms", Ours: float64(median(ours).Microseconds()) / 1e3, Wanted: "≤ 1.3", Note: "50 pairs, systemd " + m.systemd()}
-	others := []figures.Peer{{Name: "systemd-run --scope bwrap", Value: float64(median(peers).Microseconds()) / 1e3}}
+	others := []figures.Peer{{Name: "systemd-run --scope bwrap", Value: float64(median(theirs).Microseconds()) / 1e3}}
 	if crun != nil {
 		others = append(others, figures.Peer{Name: "crun", Value: float64(median(cruns).Microseconds()) / 1e3})
 	}
@@ -151,7 +152,7 @@ func (m *machine) plan(id string) *sandbox.Plan {
 
 // systemdRun is the peer: a scope, and bubblewrap in it with the plan's mounts.
 func systemdRun(plan *sandbox.Plan, program string) []string {
-	return slices.Concat([]string{"systemd-run", "--user", "--scope", "--quiet", "--collect", "bwrap"}, bwrapArgs(plan), []string{"--", program})
+	return slices.Concat([]string{"systemd-run", "--user", "--scope", "--quiet", "--collect", "bwrap"}, peers.Bwrap(plan), []string{"--", program})
 }
 
 // crun is another: an OCI runtime that makes a scope and the plan's mounts. nil where it is not
@@ -205,34 +206,6 @@ func (m *machine) crun(plan *sandbox.Plan, program string) []string {
 		m.t.Fatal(err)
 	}
 	return []string{"crun", "--systemd-cgroup", "run", "--bundle", bundle, "peer"}
-}
-
-// bwrapArgs asks bubblewrap to make the plan's mounts itself.
-func bwrapArgs(plan *sandbox.Plan) []string {
-	var args []string
-	for _, mount := range plan.Mounts {
-		switch mount.Op {
-		case sandbox.OpBind:
-			if strings.HasPrefix(mount.Source, "/run/user/") {
-				args = append(args, "--tmpfs", mount.Target) // a supervisor's, gone with it
-				continue
-			}
-			flag := "--ro-bind"
-			if mount.Access == sandbox.ReadWrite {
-				flag = "--bind"
-			}
-			args = append(args, flag, mount.Source, mount.Target)
-		case sandbox.OpTmpfs, sandbox.OpCover:
-			args = append(args, "--tmpfs", mount.Target)
-		case sandbox.OpLink:
-			args = append(args, "--symlink", mount.Source, mount.Target)
-		case sandbox.OpDir:
-			args = append(args, "--dir", mount.Target)
-		case sandbox.OpFile:
-			args = append(args, "--dir", filepath.Dir(mount.Target))
-		}
-	}
-	return append(args, "--proc", "/proc", "--dev", "/dev", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL")
 }
 
 // BenchmarkScale has many agents come up with the daemon, as they do at a login, beside as many
@@ -349,10 +322,10 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 	}
 	m.mustAC("down")
 
-	peers := make([]*exec.Cmd, n)
+	scopes := make([]*exec.Cmd, n)
 	inputs := make([]io.Closer, n)
 	began = time.Now()
-	for i := range peers {
+	for i := range scopes {
 		cmd := m.command(context.Background(), peersRun[i]...)
 		cmd.Stderr = os.Stderr
 		in, err := cmd.StdinPipe()
@@ -362,14 +335,14 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 		if err != nil {
 			b.Fatal(err)
 		}
-		peers[i], inputs[i] = cmd, in
+		scopes[i], inputs[i] = cmd, in
 		// All at once the manager's answers come too late for most of them.
 		if i >= 16 {
 			m.said(logs[i-16], 3)
 		}
 	}
 	peersUp := said(3, began)
-	for i, cmd := range peers {
+	for i, cmd := range scopes {
 		inputs[i].Close()
 		_ = cmd.Wait() // its end is its input's
 	}
@@ -401,21 +374,14 @@ func (m *machine) running() (n int) {
 	return n
 }
 
-// pss is a process's proportional set size, in MB (10^6 bytes).
+// pss is a process's proportional set size, in MB.
 func (m *machine) pss(pid int) float64 {
 	m.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	mb, err := peers.PSS(pid)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	for line := range strings.Lines(string(b)) {
-		var kb float64
-		if n, _ := fmt.Sscanf(line, "Pss: %f kB", &kb); n == 1 {
-			return kb * 1024 / 1e6
-		}
-	}
-	m.t.Fatalf("no Pss of process %d", pid)
-	return 0
+	return mb
 }
 
 // figure prints a figure for the report, on a line of its own.
