@@ -35,14 +35,18 @@ func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
 		return
 	}
 	now := d.builder().egress(&next)
-	if now == nil || was != nil && reflect.DeepEqual(was.Policy, now.Policy) && string(text) == said {
+	if now == nil {
+		return
+	}
+	changed := was == nil || !reflect.DeepEqual(was.Policy, now.Policy)
+	if !changed && string(text) == said {
 		return
 	}
 	u := d.sup.State(id)
 	if u.State != control.StateRunning {
 		return
 	}
-	if was == nil || !reflect.DeepEqual(was.Policy, now.Policy) {
+	if changed {
 		ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 		defer cancel()
 		if err := sayEgress(ctx, u.Socket, wire.EgressWord{Policy: &now.Policy}); err != nil {

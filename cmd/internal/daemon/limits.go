@@ -65,13 +65,17 @@ func (d *Daemon) adjust(ctx context.Context, id string, a *agent.Agent) {
 		return
 	}
 	now := d.builder().limits(a)
-	if now == nil || was != nil && sameLimits(*was, *now) && string(text) == said {
+	if now == nil {
+		return
+	}
+	changed := was == nil || !sameLimits(*was, *now)
+	if !changed && string(text) == said {
 		return
 	}
 	if d.sup.State(id).State != control.StateRunning {
 		return
 	}
-	if was == nil || !sameLimits(*was, *now) {
+	if changed {
 		ctx, cancel := context.WithTimeout(ctx, limitsTimeout)
 		defer cancel()
 		if err := sup.SetLimits(ctx, id, was, *now); err != nil {
