@@ -39,10 +39,10 @@ func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
 		}
 	}
 	want("no agents")
-	write("a", "/work/one")
-	want("one", "/data/a", "/work/one")
-	write("a", "/work/two") // in the same tick, of the same size, in place
-	want("written again at once", "/data/a", "/work/two")
+	write("a", "/project/one")
+	want("one", "/data/a", "/project/one")
+	write("a", "/project/two") // in the same tick, of the same size, in place
+	want("written again at once", "/data/a", "/project/two")
 
 	// Read long after the last change it is kept, until the file is another.
 	var st unix.Stat_t
@@ -51,16 +51,16 @@ func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
 	}
 	s.folders = map[string]folders{"a": {file: identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim}, list: []string{"/kept"}}} //nolint:unconvert // not everywhere of that type
 	want("not changed since", "/kept")
-	write("b", "/work/b")
-	write("a", "/work/six")
+	write("b", "/project/b")
+	write("a", "/project/six")
 	if err := os.Chtimes(s.Dirs("a").File, time.Time{}, time.Unix(st.Mtim.Unix())); err != nil {
 		t.Fatal(err)
 	}
-	want("another content with the old time", "/data/a", "/data/b", "/work/b", "/work/six")
+	want("another content with the old time", "/data/a", "/data/b", "/project/b", "/project/six")
 	if err := os.WriteFile(s.Dirs("b").File, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want("a broken one has none", "/data/a", "/work/six")
+	want("a broken one has none", "/data/a", "/project/six")
 	if err := os.Remove(s.Dirs("a").File); err != nil {
 		t.Fatal(err)
 	}
