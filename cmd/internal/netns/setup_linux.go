@@ -46,8 +46,9 @@ func setup(ports []uint16, redirect func(six bool) error) (*Passed, error) {
 		}
 		six = false
 	}
-	// A kernel that cannot do this is slower, no more.
+	// A kernel that cannot do these is slower, no more.
 	_ = packets()
+	_ = unpaced()
 	s := &Passed{}
 	var wanted []opening
 	if err := redirect(six); err != nil {
@@ -121,6 +122,8 @@ func (o opening) open() (fd int, err error) {
 		err = unix.Bind(fd, o.at)
 	}
 	if err == nil && o.typ == unix.SOCK_STREAM {
+		// What it accepts has it, too. See unpaced.
+		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, Unpaced)
 		err = unix.Listen(fd, backlog)
 	}
 	if err != nil {
@@ -157,6 +160,17 @@ func packets() error {
 	t.add(unix.RTM_SETLINK, unix.NLM_F_ACK, append([]byte{unix.AF_UNSPEC, 0, 0, 0}, slices.Concat(u32(lo), u32(0), u32(0))...),
 		attr(unix.IFLA_GSO_MAX_SIZE, u32(largest)), attr(unix.IFLA_GSO_IPV4_MAX_SIZE, u32(largest)))
 	return t.send(unix.NETLINK_ROUTE)
+}
+
+// unpaced has the programs of the namespace send without pacing.
+func unpaced() error {
+	fd, err := unix.Open("/proc/sys/net/ipv4/tcp_congestion_control", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, err = unix.Write(fd, []byte(Unpaced))
+	return err
 }
 
 // redirect adds the nft table that leads TCP connections to the gateway's listener.

@@ -77,6 +77,9 @@ func beInside(what string) error {
 			continue
 		}
 		b, _ := io.ReadAll(c)
+		if strings.HasSuffix(in.Text(), fmt.Sprint(":", congestionPort)) {
+			b = append(append(b, " and "...), congestion(c)...)
+		}
 		c.Close()
 		fmt.Println(in.Text(), "->", string(b))
 	}
@@ -86,7 +89,22 @@ func beInside(what string) error {
 const (
 	much     = 16 << 20
 	muchPort = 9000
+	// congestionPort is answered with the congestion control of the socket that accepted.
+	congestionPort = 9001
 )
+
+func congestion(c net.Conn) string {
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err.Error()
+	}
+	var name string
+	var gerr error
+	if err := raw.Control(func(fd uintptr) { name, gerr = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) }); errors.Join(err, gerr) != nil {
+		return errors.Join(err, gerr).Error()
+	}
+	return name
+}
 
 // pattern is much, and its sum.
 func pattern() ([]byte, string) {
@@ -164,6 +182,10 @@ func dial(t *testing.T, what string, addrs ...string) (*listeners.Set, map[strin
 	wg.Go(func() {
 		set.Accept(t.Context(), func(_ context.Context, c *net.TCPConn, dst netip.AddrPort) {
 			defer c.Close()
+			if dst.Port() == congestionPort {
+				io.WriteString(c, congestion(c))
+				return
+			}
 			if dst.Port() != muchPort {
 				fmt.Fprintf(c, "%s", dst)
 				return
@@ -235,6 +257,16 @@ func TestAddressesAreThoseOfThePlan(t *testing.T) {
 	} {
 		if got[addr] != want {
 			t.Errorf("%s: %q, want %q", addr, got[addr], want)
+		}
+	}
+}
+
+// The host's own choice, which may pace, is not used between an agent and the gateway.
+func TestNothingIsPacedOnTheWayToTheGateway(t *testing.T) {
+	_, got := dial(t, "nat", "93.184.216.34:9001", "[2606:2800::1]:9001")
+	for _, addr := range []string{"93.184.216.34:9001", "[2606:2800::1]:9001"} {
+		if got[addr] != "reno and reno" {
+			t.Errorf("%s: the gateway's and the agent's socket have %q", addr, got[addr])
 		}
 	}
 }
