@@ -31,7 +31,7 @@ type Set struct {
 
 	conns []*net.TCPListener
 	slots chan struct{} // one for each connection that is open
-	ports []bool        // of conns: listens on one port of every address
+	kept  []bool        // of conns: a connection's local address is where it wanted to go
 	wg    sync.WaitGroup
 }
 
@@ -83,8 +83,8 @@ func (s *Set) take(kind rune, f *os.File) error {
 		err = fmt.Errorf("%T in place of a TCP listener", l)
 	case kind == netns.NameTCP:
 		s.TCP = append(s.TCP, tcp)
-	case kind == netns.Redirected && s.Redirected, kind == netns.Port && !s.Redirected:
-		s.conns, s.ports = append(s.conns, tcp), append(s.ports, kind == netns.Port)
+	case kind == netns.Assigned && s.Redirected, kind == netns.Redirected && s.Redirected, kind == netns.Port && !s.Redirected:
+		s.conns, s.kept = append(s.conns, tcp), append(s.kept, kind != netns.Redirected)
 	default:
 		err = fmt.Errorf("a kind %q that does not belong", kind)
 	}
@@ -122,7 +122,7 @@ func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn 
 					}
 					continue
 				}
-				dst, err := destination(conn, s.ports[i])
+				dst, err := destination(conn, s.kept[i])
 				if err != nil {
 					Reset(conn)
 					<-s.slots
@@ -161,10 +161,10 @@ func Reset(conn *net.TCPConn) {
 }
 
 // destination is where a connection wanted to go.
-func destination(conn *net.TCPConn, port bool) (netip.AddrPort, error) {
+func destination(conn *net.TCPConn, kept bool) (netip.AddrPort, error) {
 	local := addrPort(conn.LocalAddr())
 	dst := local
-	if !port {
+	if !kept {
 		var err error
 		if dst, err = original(conn, local.Addr().Is6()); err != nil {
 			return netip.AddrPort{}, err

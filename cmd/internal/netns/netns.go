@@ -16,6 +16,9 @@ const Unpaced = "reno"
 
 // Letters of the descriptors that a set-up gives, in their order.
 const (
+	// Assigned is a TCP listener that all connections are given to; a connection's local address
+	// is where it wanted to go.
+	Assigned = 'a'
 	// Redirected is a TCP listener to which all connections are led; where each wanted to
 	// go the kernel tells (SO_ORIGINAL_DST).
 	Redirected = 'r'

@@ -31,10 +31,10 @@ const backlog = 4096
 // is listened on where the kernel cannot lead them (no nft): the rest is refused then.
 // It takes CAP_NET_ADMIN and CAP_NET_BIND_SERVICE. The loopback is up already.
 func Setup(ports []uint16) (*Passed, error) {
-	return setup(ports, redirect)
+	return setup(ports, assign, redirect)
 }
 
-func setup(ports []uint16, redirect func(six bool) error) (*Passed, error) {
+func setup(ports []uint16, assign, redirect func(six bool) error) (*Passed, error) {
 	if err := route(unix.AF_INET, own4[:], gateway4[:]); err != nil {
 		return nil, fmt.Errorf("routes: %w", err)
 	}
@@ -51,7 +51,14 @@ func setup(ports []uint16, redirect func(six bool) error) (*Passed, error) {
 	_ = unpaced()
 	s := &Passed{}
 	var wanted []opening
-	if err := redirect(six); err != nil {
+	led := func(kind rune) {
+		wanted = append(wanted,
+			opening{kind, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: gatewayPort, Addr: gateway4}},
+			opening{kind, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: gatewayPort, Addr: gateway6}})
+	}
+	if assign(six) == nil {
+		led(Assigned)
+	} else if err := redirect(six); err != nil {
 		s.Weaker = err.Error()
 		if len(ports) > MaxPorts {
 			return nil, fmt.Errorf("%d ports to listen on, at most %d are possible without nft", len(ports), MaxPorts)
@@ -63,9 +70,7 @@ func setup(ports []uint16, redirect func(six bool) error) (*Passed, error) {
 			wanted = append(wanted, opening{Port, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: int(p)}}, opening{Port, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: int(p)}})
 		}
 	} else {
-		wanted = append(wanted,
-			opening{Redirected, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: gatewayPort, Addr: gateway4}},
-			opening{Redirected, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: gatewayPort, Addr: gateway6}})
+		led(Redirected)
 	}
 	wanted = append(wanted,
 		opening{NameUDP, unix.SOCK_DGRAM, &unix.SockaddrInet4{Port: 53}}, opening{NameUDP, unix.SOCK_DGRAM, &unix.SockaddrInet6{Port: 53}},
@@ -107,6 +112,13 @@ func (o opening) open() (fd int, err error) {
 	}
 	if family == unix.AF_INET6 {
 		set(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
+	}
+	if o.kind == Assigned {
+		if family == unix.AF_INET6 {
+			set(unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT)
+		} else {
+			set(unix.IPPROTO_IP, unix.IP_TRANSPARENT)
+		}
 	}
 	if o.kind == NameUDP {
 		// An answer comes from the address that was asked. IPv6 lets a socket send from an
@@ -173,8 +185,34 @@ func unpaced() error {
 	return err
 }
 
-// redirect adds the nft table that leads TCP connections to the gateway's listener.
+// assign gives TCP connections to the gateway's listener as they are (tproxy): each packet
+// stays what it was, and no connection is tracked.
+func assign(six bool) error {
+	err := lead(six, "filter", unix.NF_INET_PRE_ROUTING, -150, func(proto uint8) []byte {
+		// Family, registers of address and port.
+		return expr("tproxy", attr(1, be32(uint32(proto))), attr(2, be32(unix.NFT_REG_1)), attr(3, be32(unix.NFT_REG_2)))
+	})
+	if err != nil {
+		return fmt.Errorf("this kernel has no nft tproxy (%w)", err)
+	}
+	return nil
+}
+
+// redirect rewrites where TCP connections go to.
 func redirect(six bool) error {
+	err := lead(six, "nat", unix.NF_INET_LOCAL_OUT, -100, func(proto uint8) []byte {
+		return expr("nat", attr(unix.NFTA_NAT_TYPE, be32(unix.NFT_NAT_DNAT)), attr(unix.NFTA_NAT_FAMILY, be32(uint32(proto))),
+			attr(unix.NFTA_NAT_REG_ADDR_MIN, be32(unix.NFT_REG_1)), attr(unix.NFTA_NAT_REG_PROTO_MIN, be32(unix.NFT_REG_2)))
+	})
+	if err != nil {
+		return fmt.Errorf("this kernel has no nft address translation (%w)", err)
+	}
+	return nil
+}
+
+// lead adds an nft table that does last with each TCP packet that is not for the loopback, for
+// the sandbox itself or for names: with the gateway's address in register 1 and its port in register 2.
+func lead(six bool, chain string, hook uint32, priority int32, last func(proto uint8) []byte) error {
 	const name = "agentconnect"
 	var t batch
 	subsystem := func(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
@@ -185,11 +223,11 @@ func redirect(six bool) error {
 	t.add(unix.NFNL_MSG_BATCH_BEGIN, 0, edge)
 	t.add(subsystem(unix.NFT_MSG_NEWTABLE), create, header, attr(unix.NFTA_TABLE_NAME, cstring(name)))
 	t.add(subsystem(unix.NFT_MSG_NEWCHAIN), create, header,
-		attr(unix.NFTA_CHAIN_TABLE, cstring(name)), attr(unix.NFTA_CHAIN_NAME, cstring("output")), attr(unix.NFTA_CHAIN_TYPE, cstring("nat")),
-		nest(unix.NFTA_CHAIN_HOOK, attr(unix.NFTA_HOOK_HOOKNUM, be32(unix.NF_INET_LOCAL_OUT)), attr(unix.NFTA_HOOK_PRIORITY, be32(^uint32(100-1)))))
+		attr(unix.NFTA_CHAIN_TABLE, cstring(name)), attr(unix.NFTA_CHAIN_NAME, cstring("lead")), attr(unix.NFTA_CHAIN_TYPE, cstring(chain)),
+		nest(unix.NFTA_CHAIN_HOOK, attr(unix.NFTA_HOOK_HOOKNUM, be32(hook)), attr(unix.NFTA_HOOK_PRIORITY, be32(uint32(priority)))))
 	rule := func(exprs ...[]byte) {
 		t.add(subsystem(unix.NFT_MSG_NEWRULE), create|unix.NLM_F_APPEND, header,
-			attr(unix.NFTA_RULE_TABLE, cstring(name)), attr(unix.NFTA_RULE_CHAIN, cstring("output")), nest(unix.NFTA_RULE_EXPRESSIONS, exprs...))
+			attr(unix.NFTA_RULE_TABLE, cstring(name)), attr(unix.NFTA_RULE_CHAIN, cstring("lead")), nest(unix.NFTA_RULE_EXPRESSIONS, exprs...))
 	}
 	accept := expr("immediate", attr(unix.NFTA_IMMEDIATE_DREG, be32(unix.NFT_REG_VERDICT)),
 		nest(unix.NFTA_IMMEDIATE_DATA, nest(unix.NFTA_DATA_VERDICT, attr(unix.NFTA_VERDICT_CODE, be32(nfAccept)))))
@@ -200,19 +238,14 @@ func redirect(six bool) error {
 		is := meta(unix.NFT_META_NFPROTO, []byte{proto})
 		rule(is[0], is[1], payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(len(loopback))), equals(loopback), accept)
 		rule(is[0], is[1], payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, uint32(len(own))), equals(own), accept)
-		rule(is[0], is[1], tcp[0], tcp[1], load(unix.NFT_REG_1, gateway), load(unix.NFT_REG_2, []byte{0, gatewayPort}),
-			expr("nat", attr(unix.NFTA_NAT_TYPE, be32(unix.NFT_NAT_DNAT)), attr(unix.NFTA_NAT_FAMILY, be32(uint32(proto))),
-				attr(unix.NFTA_NAT_REG_ADDR_MIN, be32(unix.NFT_REG_1)), attr(unix.NFTA_NAT_REG_PROTO_MIN, be32(unix.NFT_REG_2))))
+		rule(is[0], is[1], tcp[0], tcp[1], load(unix.NFT_REG_1, gateway), load(unix.NFT_REG_2, []byte{0, gatewayPort}), last(proto))
 	}
 	family(unix.NFPROTO_IPV4, []byte{127}, own4[:], gateway4[:], 16)
 	if six {
 		family(unix.NFPROTO_IPV6, append(make([]byte, 15), 1), own6[:], gateway6[:], 24)
 	}
 	t.add(unix.NFNL_MSG_BATCH_END, 0, edge)
-	if err := t.send(unix.NETLINK_NETFILTER); err != nil {
-		return fmt.Errorf("this kernel has no nft address translation (%w)", err)
-	}
-	return nil
+	return t.send(unix.NETLINK_NETFILTER)
 }
 
 // nfAccept is NF_ACCEPT, which x/sys lacks.

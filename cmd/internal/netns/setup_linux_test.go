@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -49,10 +51,13 @@ func beInside(what string) error {
 	}
 	var p *netns.Passed
 	var err error
-	if what == "nat" {
+	switch what {
+	case "assigned":
 		p, err = netns.Setup([]uint16{22, 8443})
-	} else {
-		p, err = netns.SetupWithoutNAT([]uint16{22, 53, 8443})
+	case "redirected":
+		p, err = netns.SetupWithoutAssigning([]uint16{22, 8443})
+	default:
+		p, err = netns.SetupWithoutNFT([]uint16{22, 53, 8443})
 	}
 	if err != nil {
 		return err
@@ -64,6 +69,28 @@ func beInside(what string) error {
 		if in.Text() == "lo" {
 			out, _ := exec.Command("ip", "-d", "link", "show", "lo").CombinedOutput()
 			fmt.Println("lo ->", strings.Join(strings.Fields(string(out)), " "))
+			continue
+		}
+		if in.Text() == "tracked" {
+			fmt.Println("tracked ->", tracked())
+			continue
+		}
+		if addr, ok := strings.CutPrefix(in.Text(), "listen "); ok {
+			l, err := net.Listen("tcp", addr)
+			if err != nil {
+				fmt.Println(in.Text(), "->", err)
+				continue
+			}
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					io.WriteString(c, "from inside")
+					c.Close()
+				}
+			}()
 			continue
 		}
 		if addr, ok := strings.CutPrefix(in.Text(), "much "); ok {
@@ -92,6 +119,15 @@ const (
 	// congestionPort is answered with the congestion control of the socket that accepted.
 	congestionPort = 9001
 )
+
+// tracked is how many connections the kernel keeps track of in this namespace.
+func tracked() string {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(string(b))
+}
 
 func congestion(c net.Conn) string {
 	raw, err := c.(*net.TCPConn).SyscallConn()
@@ -246,34 +282,79 @@ func TestLoopbackIsNowhereToGo(t *testing.T) {
 	}
 }
 
-func TestAddressesAreThoseOfThePlan(t *testing.T) {
-	set, got := dial(t, "nat", sandbox.GatewayIPv4+":7", "["+sandbox.GatewayIPv6+"]:7", sandbox.OwnIPv4+":7", "["+sandbox.OwnIPv6+"]:7", "127.0.0.1:22", "[::1]:8443")
-	if !set.Redirected {
-		t.Skip("missing: nft address translation in this kernel: " + set.Weaker)
+// ledBy runs a test for each way in which all connections are led to one listener.
+func ledBy(t *testing.T, addrs []string, test func(t *testing.T, got map[string]string)) {
+	for _, way := range []string{"assigned", "redirected"} {
+		t.Run(way, func(t *testing.T) {
+			set, got := dial(t, way, addrs...)
+			if !set.Redirected {
+				t.Skip("missing: nft address translation in this kernel: " + set.Weaker)
+			}
+			test(t, got)
+		})
 	}
-	for addr, want := range map[string]string{
+}
+
+func TestAddressesAreThoseOfThePlan(t *testing.T) {
+	want := map[string]string{
+		"93.184.216.34:443": "93.184.216.34:443", "[2606:2800::1]:22": "[2606:2800::1]:22", "93.184.216.34:1": "93.184.216.34:1",
 		sandbox.GatewayIPv4 + ":7": sandbox.GatewayIPv4 + ":7", "[" + sandbox.GatewayIPv6 + "]:7": "[" + sandbox.GatewayIPv6 + "]:7",
+		sandbox.GatewayIPv4 + ":1": sandbox.GatewayIPv4 + ":1", "[" + sandbox.GatewayIPv6 + "]:1": "[" + sandbox.GatewayIPv6 + "]:1",
 		sandbox.OwnIPv4 + ":7": "refused", "[" + sandbox.OwnIPv6 + "]:7": "refused", "127.0.0.1:22": "refused", "[::1]:8443": "refused",
-	} {
-		if got[addr] != want {
-			t.Errorf("%s: %q, want %q", addr, got[addr], want)
+		sandbox.OwnIPv4 + ":1": "refused", "127.0.0.1:1": "refused", "[::1]:1": "refused",
+	}
+	ledBy(t, slices.Collect(maps.Keys(want)), func(t *testing.T, got map[string]string) {
+		for addr, want := range want {
+			if got[addr] != want {
+				t.Errorf("%s: %q, want %q", addr, got[addr], want)
+			}
 		}
+	})
+}
+
+// Who listens inside on the address of a server in the world gets none of its connections.
+func TestNobodyInsideTakesWhatIsForTheWorld(t *testing.T) {
+	ledBy(t, []string{"listen 93.184.216.34:443", "listen 0.0.0.0:80", "listen [::]:8443", "93.184.216.34:443", "93.184.216.34:80", "[2606:2800::1]:8443", "127.0.0.1:80"}, func(t *testing.T, got map[string]string) {
+		for addr, want := range map[string]string{"93.184.216.34:443": "93.184.216.34:443", "93.184.216.34:80": "93.184.216.34:80", "[2606:2800::1]:8443": "[2606:2800::1]:8443", "127.0.0.1:80": "from inside"} {
+			if got[addr] != want {
+				t.Errorf("%s: %q, want %q", addr, got[addr], want)
+			}
+		}
+	})
+}
+
+// The kernel keeps no record of each connection, which a table bounds that the whole machine shares.
+func TestNoConnectionIsTracked(t *testing.T) {
+	set, got := dial(t, "assigned", "93.184.216.34:443", "tracked")
+	if !set.Redirected || got["93.184.216.34:443"] != "93.184.216.34:443" {
+		t.Fatal(set.Weaker, got)
+	}
+	if got["tracked"] != "0" {
+		t.Errorf("%s connections are tracked", got["tracked"])
+	}
+	if _, got := dial(t, "redirected", "93.184.216.34:443", "tracked"); got["tracked"] == "0" {
+		t.Error("none is where they are redirected, so this shows nothing")
 	}
 }
 
 // The host's own choice, which may pace, is not used between an agent and the gateway.
 func TestNothingIsPacedOnTheWayToTheGateway(t *testing.T) {
-	_, got := dial(t, "nat", "93.184.216.34:9001", "[2606:2800::1]:9001")
-	for _, addr := range []string{"93.184.216.34:9001", "[2606:2800::1]:9001"} {
-		if got[addr] != "reno and reno" {
-			t.Errorf("%s: the gateway's and the agent's socket have %q", addr, got[addr])
+	addrs := []string{"93.184.216.34:9001", "[2606:2800::1]:9001"}
+	ledBy(t, addrs, func(t *testing.T, got map[string]string) {
+		for _, addr := range addrs {
+			if got[addr] != "reno and reno" {
+				t.Errorf("%s: the gateway's and the agent's socket have %q", addr, got[addr])
+			}
 		}
-	}
+	})
 }
 
 // Large packets, where the kernel can, and nothing is lost in them, in either family.
 func TestMuchInLargePacketsArrivesWhole(t *testing.T) {
-	_, got := dial(t, "nat", "lo", "much 93.184.216.34:9000", "much [2606:2800::1]:9000")
+	ledBy(t, []string{"lo", "much 93.184.216.34:9000", "much [2606:2800::1]:9000"}, whole)
+}
+
+func whole(t *testing.T, got map[string]string) {
 	_, want := pattern()
 	for _, addr := range []string{"93.184.216.34:9000", "[2606:2800::1]:9000"} {
 		if said := got["much "+addr]; said != want+" <nil>" {
