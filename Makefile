@@ -30,7 +30,7 @@ MACHINES ?=
 BENCH ?=
 
 # Packages whose concurrency is the point run under the race detector.
-raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/supervisor
+raced := cmd/internal/acp,cmd/internal/daemon,cmd/internal/rest,cmd/internal/supervisor
 
 .PHONY: build pages install install-files dist deb repo test-deb test-apparmor run test test-attack test-races test-soak test-systemd test-product test-chaos test-limits lint bench bench-guard fuzz cross fmt clean runtimes \
 	here-run here-test here-attack here-races here-soak here-check here-bench here-guard here-fuzz here-cross

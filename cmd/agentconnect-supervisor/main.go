@@ -19,17 +19,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"agentconnect.md/sandbox/cmd/internal/gitclone"
+	"agentconnect.md/sandbox/cmd/internal/rest"
 	"agentconnect.md/sandbox/cmd/internal/stops"
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
 	"agentconnect.md/sandbox/cmd/internal/version"
@@ -223,15 +224,20 @@ func rememberStop(ctx context.Context, log *slog.Logger, spec *wire.Spec, socket
 // startMemory is for how much memory garbage is collected during a start, in bytes.
 const startMemory = 64 << 20
 
+// keeper has the supervisor rest when its agent does.
+var keeper rest.Keeper
+
+// ready: a start is over.
+var ready atomic.Bool
+
 // notify tells the service manager, or the daemon in its place; without one nobody.
 func notify(state string) {
 	_, _ = daemon.SdNotify(false, state)
 	if strings.HasPrefix(state, "READY=1") {
-		// From now on it mostly waits: a small heap matters more than few collections.
-		debug.SetMemoryLimit(math.MaxInt64)
-		debug.SetGCPercent(40)
-		// No collection now: after the first, the runtime collects every two minutes, and an agent
-		// that nobody uses would wake up for it.
+		ready.Store(true)
+	}
+	if ready.Load() {
+		keeper.Stir()
 	}
 }
 

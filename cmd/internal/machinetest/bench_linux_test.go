@@ -19,6 +19,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/figures"
 	"agentconnect.md/sandbox/cmd/internal/peers"
+	"agentconnect.md/sandbox/cmd/internal/rest"
 	"agentconnect.md/sandbox/dbusctl"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/units"
@@ -270,7 +271,7 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 		return figures.Figure{Key: fmt.Sprintf("systemd/scale/%s/%d", key, n), What: fmt.Sprintf("%d %s", n, what), Unit: unit, Ours: value}
 	}
 	m.until("all are up", func() bool { return m.running() == n })
-	time.Sleep(2 * time.Second) //nolint:forbidigo // what the start stirred up has settled
+	time.Sleep(rest.After + time.Second) //nolint:forbidigo // that is what rest is
 
 	daemon := m.mainPID("agentconnect.service")
 	starting, _ := work(daemon)
