@@ -224,8 +224,9 @@ func rememberStop(ctx context.Context, log *slog.Logger, spec *wire.Spec, socket
 // startMemory is for how much memory garbage is collected during a start, in bytes.
 const startMemory = 64 << 20
 
-// keeper has the supervisor rest when its agent does.
-var keeper rest.Keeper
+// keeper has the supervisor rest when its agent does. A small heap matters more here than few
+// collections.
+var keeper = rest.Keeper{Percent: 40}
 
 // ready: a start is over.
 var ready atomic.Bool

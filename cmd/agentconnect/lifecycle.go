@@ -23,6 +23,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/coredump"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/rest"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
@@ -92,6 +93,7 @@ func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
 	signal.Notify(reloads, syscall.SIGHUP)
 	defer signal.Stop(reloads)
 	o.Reloads = reloads
+	o.Stir = (&rest.Keeper{Percent: 100}).Stir
 	return daemon.Run(ctx, o)
 }
 

@@ -56,6 +56,8 @@ type Options struct {
 	Stderr         io.Writer
 	// Notify tells the daemon's own service manager how it is ("READY=1"); may be nil.
 	Notify func(state string)
+	// Stir hears that something happens, from when the daemon is ready; may be nil.
+	Stir func()
 	// Reloads delivers requests to reload that come as signals. May be nil.
 	Reloads <-chan os.Signal
 	// Manage gives the supervision by a service manager; nil supervises directly.
@@ -352,6 +354,7 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	d.life = ctx
 	d.connect(ctx)
 	d.loading.Unlock()
+	d.stir()
 
 	for ctx.Err() == nil {
 		select {
@@ -378,6 +381,13 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	}
 	_ = <-served // that it was closed
 	return err
+}
+
+// stir says that something happens, once the start is over: that has a rhythm of its own.
+func (d *Daemon) stir() {
+	if d.o.Stir != nil && d.watching.Load() {
+		d.o.Stir()
+	}
 }
 
 func (d *Daemon) notify(state string) {
@@ -1035,6 +1045,7 @@ func active(state string) bool {
 
 // changed hears of every state of every agent.
 func (d *Daemon) changed(id string, u Unit) {
+	d.stir()
 	d.log.Debug("agent", "agent", id, "state", u.State, "pid", u.PID, "reason", u.Reason, "line", u.Line)
 }
 

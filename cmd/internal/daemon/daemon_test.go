@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -167,6 +168,44 @@ func (s *site) until(c *control.Client, id, state string) *control.AgentStatus {
 func TestRootIsRefused(t *testing.T) {
 	err := Run(t.Context(), Options{UID: 0})
 	answered(t, err, 1, "do not run agents as root", "su - USER")
+}
+
+// What a daemon at rest has to be stirred by: requests, and what becomes of agents by itself.
+func TestWhatHappensStirs(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	stirred := make(chan struct{}, 1000)
+	s.options.Stir = func() { stirred <- struct{}{} }
+	c, _ := s.start()
+	if _, err := c.Start(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	pid := s.until(c, "a", control.StateRunning).PID
+	drained := func() (n int) {
+		for {
+			select {
+			case <-stirred:
+				n++
+			default:
+				return n
+			}
+		}
+	}
+	drained()
+	if _, err := c.Agent(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if n := drained(); n != 1 {
+		t.Errorf("one request stirs %d times", n)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-stirred:
+	case <-time.After(90 * time.Second):
+		t.Error("the end of an agent stirs nobody")
+	}
 }
 
 func TestRequiredModeWithAFailingProbeStartsNothing(t *testing.T) {

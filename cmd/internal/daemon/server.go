@@ -57,8 +57,12 @@ func (l *peerListener) Accept() (net.Conn, error) {
 
 // newServer serves the words of package control.
 func newServer(d *Daemon) *http.Server {
+	words := handler(d)
 	return &http.Server{
-		Handler:           handler(d),
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			d.stir()
+			words.ServeHTTP(w, r)
+		}),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       headerTimeout,
 		WriteTimeout:      answerTimeout,

