@@ -30,5 +30,10 @@ trap 'rm -rf "$out"; "${as_root[@]}" sysctl -q "fs.inotify.max_user_instances=$i
 "$here/packages.sh" bench
 BENCH=-lines "$here/enter.sh" bench make --no-print-directory here-bench >"$out/direct"
 "$here/systemd/product.sh" -s "$suite" -p user -b . >"$out/systemd"
-go run ./cmd/agentconnect-bench -report docs "$out/direct" "$out/systemd"
+deb=$("$here/../deb/build.sh" -o "$out/deb")
+{
+	printf 'figure {"key":"size/deb","what":"the package to download","unit":"MB","ours":%s}\n' "$(stat -c %s "$deb" | awk '{ print $1 / 1e6 }')"
+	printf 'figure {"key":"size/installed","what":"the package installed, as it says itself","unit":"MB","ours":%s}\n' "$(dpkg-deb -f "$deb" Installed-Size | awk '{ print $1 * 1024 / 1e6 }')"
+} >"$out/package"
+go run ./cmd/agentconnect-bench -report docs "$out/direct" "$out/systemd" "$out/package"
 printf 'written: docs/bench.md\n'

@@ -11,7 +11,7 @@ say() { printf '%s\n' "packages: $*" >&2; }
 need=(bwrap:bubblewrap rg:ripgrep socat:socat git:git make:make)
 case "${1:-}" in
 run | lint) ;;
-bench) need+=(node:nodejs npm:npm gnuplot:gnuplot-nox) ;;
+bench) need+=(node:nodejs npm:npm gnuplot:gnuplot-nox dpkg-buildpackage:dpkg-dev dh:debhelper) ;;
 # An SSH server without a service: openssh-server would open port 22 of this machine.
 test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc musl-gcc:musl-tools
 	curl:curl ssh:openssh-client dropbearkey:dropbear-bin gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server) ;;
