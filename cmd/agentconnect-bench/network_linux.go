@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,8 +17,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/figures"
+	"agentconnect.md/sandbox/cmd/internal/netns"
 	"agentconnect.md/sandbox/cmd/internal/peers"
 )
 
@@ -202,18 +206,22 @@ func networkStreams(ctx context.Context, pairs int) ([]figures.Figure, error) {
 	speed := func(ns float64) float64 { return size / 1e6 / (ns / 1e9) }
 	var all []figures.Figure
 	for _, n := range []struct {
-		streams int
-		wanted  string
-	}{{1, "≥ 0.8"}, {64, ""}} {
-		ours, direct, theirs, err := c.compare(max(pairs/5, 3), "stream %d %d", n.streams, size)
+		streams           int
+		word, key, wanted string
+	}{{1, "stream", "", "≥ 0.8"}, {64, "stream", "", ""}, {1, "unpaced", "/unpaced", ""}} {
+		ours, direct, theirs, err := c.compare(max(pairs/5, 3), "%s %d %d", n.word, n.streams, size)
 		if err != nil {
 			return nil, err
 		}
-		f := figures.Figure{Key: fmt.Sprintf("network/streams/%d", n.streams), What: fmt.Sprintf("download, streams: %d", n.streams), Unit: "MB/s", Ours: speed(ours), Wanted: n.wanted}
+		f := figures.Figure{Key: fmt.Sprintf("network/streams%s/%d", n.key, n.streams), What: fmt.Sprintf("download, streams: %d", n.streams), Unit: "MB/s", Ours: speed(ours), Wanted: n.wanted}
 		if theirs != 0 {
 			theirs = speed(theirs)
 		}
-		all = append(all, c.peers(f, speed(direct), theirs))
+		f = c.peers(f, speed(direct), theirs)
+		if n.key != "" {
+			f.What += ", from a server that does not pace"
+		}
+		all = append(all, f)
 	}
 	return all, nil
 }
@@ -367,4 +375,20 @@ func (b *bed) live(ctx context.Context, flags ...string) (*live, error) {
 			return nil, fmt.Errorf("agent start: %w: %s%s", err, out, said.Bytes())
 		}
 	}
+}
+
+// unpaced has c send as on a host that is not set to pace.
+func unpaced(c net.Conn) error {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return fmt.Errorf("%T", c)
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, netns.Unpaced)
+	})
+	return errors.Join(cerr, err)
 }

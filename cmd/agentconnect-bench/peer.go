@@ -74,8 +74,8 @@ func peerDrain(size string) error {
 	return nil
 }
 
-// peerServer says its port. A connection's first line says what it sends: "s BYTES", or
-// the line itself.
+// peerServer says its port. A line of a connection says what it sends: so many bytes ("s BYTES"),
+// those without pacing, as a host does that is not set to BBR ("u BYTES"), or the line itself.
 func peerServer() error {
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -106,7 +106,11 @@ func peerServe(c net.Conn) {
 			return
 		}
 		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if word != "s" {
+		if word == "u" {
+			if err := unpaced(c); err != nil {
+				return
+			}
+		} else if word != "s" {
 			if _, err := io.WriteString(c, line); err != nil {
 				return
 			}
@@ -137,7 +141,13 @@ func peerClient(addr string) error {
 		var n int
 		var size int64
 		if _, err := fmt.Sscanf(in.Text(), "stream %d %d", &n, &size); err == nil {
-			took, err := peerStreams(dial, n, size)
+			took, err := peerStreams(dial, "s", n, size)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(os.Stdout, took.Nanoseconds())
+		} else if _, err := fmt.Sscanf(in.Text(), "unpaced %d %d", &n, &size); err == nil {
+			took, err := peerStreams(dial, "u", n, size)
 			if err != nil {
 				return err
 			}
@@ -233,8 +243,8 @@ func update(size int) []byte {
 }
 
 // peerStreams downloads size bytes over n connections, and says how long that took without
-// setting them up.
-func peerStreams(dial func() (net.Conn, error), n int, size int64) (time.Duration, error) {
+// setting them up. word is what the server is told.
+func peerStreams(dial func() (net.Conn, error), word string, n int, size int64) (time.Duration, error) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
 		c, err := dial()
@@ -252,7 +262,7 @@ func peerStreams(dial func() (net.Conn, error), n int, size int64) (time.Duratio
 	for i, c := range conns {
 		all.Go(func() {
 			left := size / int64(n)
-			if _, errs[i] = fmt.Fprintf(c, "s %d\n", left); errs[i] != nil {
+			if _, errs[i] = fmt.Fprintf(c, "%s %d\n", word, left); errs[i] != nil {
 				return
 			}
 			for block := make([]byte, peerBlock); left > 0; {
