@@ -82,6 +82,7 @@ const (
 	setReplace  = 64 // IPT_SO_SET_REPLACE, IP6T_SO_SET_REPLACE
 	newUser     = 0x10000000
 	fSetSig     = 10
+	sigKill     = 9
 	sigCont     = 18
 	setID       = 0o6000   // S_ISUID, S_ISGID
 	ifDevice    = 0o20000  // the bit that S_IFCHR and S_IFBLK have and no other kind
@@ -186,7 +187,7 @@ var table = []row{
 	// Signals that the kernel sends by itself: where no control group halts a sandbox, SIGSTOP
 	// does, and SIGCONT is what ends that, whoever sends it. Nobody inside can, halted.
 	{call: "timer_create", errno: eNOSYS, halted: true, why: "a timer that sends SIGCONT lets a halted process go on; its signal lies behind a pointer. On ENOSYS timeout takes alarm and Go setitimer, whose signals wake nobody"},
-	{call: "fcntl", errno: ePERM, halted: true, when: []cond{{1, oneOf, []uint32{fSetSig}}, {2, oneOf, []uint32{sigCont}}}, why: "the same by what the host does to a watched folder, a lease or a pipe"},
+	{call: "fcntl", errno: ePERM, halted: true, when: []cond{{1, oneOf, []uint32{fSetSig}}, {2, oneOf, []uint32{sigKill, sigCont}}}, why: "the same by what the host does to a watched folder, a lease or a pipe; the death of one process has the kernel send SIGCONT to others"},
 }
 
 // leftOpen are calls that a reader may look for above: open on purpose.

@@ -11,14 +11,15 @@ import (
 	"time"
 )
 
-// waking counts in a file, and has the kernel send it SIGCONT: by a timer, or when a name
-// comes into the folder.
+// waking counts in a file, and has the kernel send it SIGCONT: by a timer, when a name comes
+// into the folder, or when its parent is killed by such a name.
 const waking = `
 import ctypes, os, signal, sys
 signal.signal(signal.SIGIO, signal.SIG_IGN)
 libc = ctypes.CDLL(None, use_errno=True)
 how = sys.argv[1]
 SIGCONT = 18
+f = os.open("count-" + how, os.O_RDWR | os.O_CREAT, 0o600)
 def do(r):
     if r == -1: print("%s: %s" % (how, os.strerror(ctypes.get_errno())), flush=True)
 if how == "timer":
@@ -30,7 +31,19 @@ elif how == "names":
     d = os.open(".", os.O_RDONLY)
     do(libc.fcntl(d, 10, SIGCONT))
     do(libc.fcntl(d, 1026, ctypes.c_int(0x80000004 - (1 << 32))))
-n, f = 0, os.open("count-" + how, os.O_RDWR | os.O_CREAT, 0o600)
+elif how == "parent" and os.fork():
+    while True: signal.pause()
+elif how == "parent":
+    go, going = os.pipe()
+    if os.fork():
+        d = os.open(".", os.O_RDONLY)
+        do(libc.fcntl(d, 10, int(signal.SIGKILL)))
+        do(libc.fcntl(d, 1026, ctypes.c_int(0x80000004 - (1 << 32))))
+        os.write(going, b".")
+        while True: signal.pause()
+    do(libc.prctl(1, SIGCONT))
+    os.read(go, 1)
+n = 0
 while True:
     n += 1
     os.pwrite(f, b"%d" % n, 0)
@@ -69,7 +82,7 @@ func TestHaltedSandboxDoesNotWakeItself(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("missing: python3, which the attack is written in")
 	}
-	for _, how := range []string{"nothing", "timer", "names"} {
+	for _, how := range []string{"nothing", "timer", "names", "parent"} {
 		t.Run(how, func(t *testing.T) {
 			b := newBox(t)
 			dir := b.policy.Workspace
@@ -77,12 +90,13 @@ func TestHaltedSandboxDoesNotWakeItself(t *testing.T) {
 			outside := mkdir(t, filepath.Join(b.home, "outside"))
 			cmd := exec.Command("python3", "-c", waking, how)
 			cmd.Dir = outside
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			defer func() { cmd.Process.Kill(); cmd.Wait() }()
+			defer func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); cmd.Wait() }()
 			counting(t, outside, how, "")
-			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
 			before := afterNames(t, outside, how)
