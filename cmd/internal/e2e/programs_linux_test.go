@@ -204,6 +204,94 @@ func TestAnInnerSandboxsProxyGoesOutThroughOurs(t *testing.T) {
 	}
 }
 
+// codexNetwork has Codex put its own proxy between a command and the network.
+const codexNetwork = `[features]
+network_proxy = true
+[permissions.net]
+extends = ":workspace"
+[permissions.net.network]
+enabled = true
+[permissions.net.network.domains]
+"both.example" = "allow"
+"inner.example" = "allow"
+`
+
+// Codex keeps its model's commands off the network, puts a proxy of its own before it, or
+// leaves it to them. Whatever comes out of that goes through ours and is judged there, and
+// what Codex closes stays closed.
+func TestCodexsNetworkGoesOutThroughOurs(t *testing.T) {
+	set := npmSet(t)
+	s := newSite(t)
+	in, addrs := newInternet(s, "both.example", "inner.example", "outer.example")
+	program := filepath.Join(set, "bin", "codex")
+	s.write("r/config.json", string(mustJSON(t, object{"runtimes": object{"codex-acp": object{"command": program, "readRoots": []string{set}}}})))
+	s.start()
+	ca := s.write("ca.pem", in.web(addrs))
+	config := s.write("codex/config.toml", codexNetwork)
+	path := filepath.Join(set, "bin") + ":/usr/local/bin:/usr/bin:/bin"
+	s.ok("agent", "add", "alice", "--runtime", "codex-acp", "--network", "allowlist", "--allow", "both.example", "--allow", "outer.example",
+		"--grant", ca+":ro", "--grant", filepath.Dir(config)+":ro", "--env", "PATH="+path)
+	// A home of Codex's own for each command; it says that the command ran, whatever that reached.
+	under := func(flags, fetch string) string {
+		return "export HOST PATH=" + path + "; d=$(mktemp -d $PWD/XXXXXX); mkdir $d/home $d/work; cp " + config + " $d/home; export CODEX_HOME=$d/home; cd $d/work; " +
+			"codex sandbox " + flags + " -- sh -c 'echo command ran; " + fetch + "'"
+	}
+	const proxied = "--include-managed-config -P net"
+	fetches := map[string]string{
+		"http":   "curl -sS --max-time 30 http://$HOST/",
+		"https":  "curl -sS --max-time 30 --cacert " + ca + " https://$HOST/",
+		"socks5": "curl -sS --max-time 30 --proxy $ALL_PROXY --cacert " + ca + " https://$HOST/",
+	}
+	for what, fetch := range fetches {
+		t.Run("its proxy, "+what, func(t *testing.T) {
+			s.judged(t, "alice", "both.example", under(proxied, fetch), "page of both.example", true)
+			s.judged(t, "alice", "inner.example", under(proxied, fetch), "page of inner.example", false)
+			s.nowhere(t, "alice", "outer.example", under(proxied, fetch))
+		})
+		if what == "socks5" {
+			continue // there is no proxy
+		}
+		t.Run("full access, "+what, func(t *testing.T) {
+			full := under("-c features.network_proxy=false -c sandbox_mode=workspace-write -c sandbox_workspace_write.network_access=true", fetch)
+			s.judged(t, "alice", "both.example", full, "page of both.example", true)
+			s.judged(t, "alice", "outer.example", full, "page of outer.example", true)
+			s.judged(t, "alice", "inner.example", full, "page of inner.example", false)
+		})
+	}
+	for what, script := range map[string]string{
+		"cut off":                     under("-c sandbox_mode=workspace-write", fetches["http"]),
+		"cut off by profile":          under("--include-managed-config -P :workspace", fetches["http"]),
+		"past its proxy":              under(proxied, "curl -sS --max-time 20 --noproxy \\* http://$HOST/"),
+		"past its proxy, its address": under(proxied, "curl -sS --max-time 20 --noproxy \\* http://"+addrs["both.example"]+"/ -H Host:$HOST"),
+	} {
+		t.Run(what, func(t *testing.T) {
+			s.nowhere(t, "alice", "both.example", script)
+		})
+	}
+	// For that it wants a tunnel device, which is not there inside.
+	if r := s.sh("alice", "HOST=both.example; "+under(proxied+" --transparent-tcp", fetches["http"])); strings.Contains(r.out, "command ran") {
+		t.Errorf("with a tunnel device of its own: exit %d: %s%s", r.code, r.out, r.err)
+	}
+	log := s.ok("egress", "alice")
+	for _, want := range []string{"allowed both.example:443 at " + addrs["both.example"], "allowed outer.example:80 at " + addrs["outer.example"], "denied  name inner.example"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the record lacks %q: %s", want, log)
+		}
+	}
+}
+
+// nowhere runs a script for a host: inside and outside it must run, and reach nothing.
+func (s *site) nowhere(t *testing.T, id, host, script string) {
+	t.Helper()
+	r := s.sh(id, "HOST="+host+"; "+script)
+	o := s.finish(s.command(t.Context(), "/bin/sh", "-c", "cd "+s.mkdir("outside")+"; HOST="+host+"; "+script))
+	for where, r := range map[string]result{"inside": r, "outside": o} {
+		if !strings.Contains(r.out, "command ran") || strings.Contains(r.out, "page of") {
+			t.Errorf("%s, %s: exit %d: %s%s", host, where, r.code, r.out, r.err)
+		}
+	}
+}
+
 // What an agent used is counted and recorded, and the rules made of it are enough for another
 // one, and for nothing else.
 func TestWhatWasUsedIsCountedAndSuggestedAndIsEnough(t *testing.T) {
