@@ -14,7 +14,8 @@ run | lint) ;;
 bench) need+=(node:nodejs npm:npm gnuplot:gnuplot-nox dpkg-buildpackage:dpkg-dev dh:debhelper) ;;
 # An SSH server without a service: openssh-server would open port 22 of this machine.
 test) need+=(python3:python3 node:nodejs npm:npm gcc:gcc musl-gcc:musl-tools
-	curl:curl ssh:openssh-client dropbearkey:dropbear-bin gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server) ;;
+	curl:curl ssh:openssh-client dropbearkey:dropbear-bin gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server
+	javac:default-jdk-headless psql:postgresql-client) ;;
 *) say "usage: packages.sh run|test|lint|bench" && exit 2 ;;
 esac
 
@@ -30,6 +31,8 @@ find_missing() {
 	done
 	# The race detector links against libc: gcc alone is not enough.
 	if [ "$1" = test ] && [ ! -e /usr/include/stdio.h ]; then missing+=(libc6-dev); fi
+	# Debian keeps the server out of the PATH.
+	if [ "$1" = test ] && ! compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null; then missing+=(postgresql); fi
 	# Without root certificates every download fails with an error that names none of this.
 	[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 }
@@ -57,6 +60,19 @@ apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o DPkg::L
 install=("${apt[@]}" install --no-install-recommends "${missing[@]}")
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+case " ${missing[*]} " in *" postgresql "*)
+	# Without a cluster: Debian's would be served on port 5432 of this machine.
+	clusters=/etc/postgresql-common/createcluster.d
+	restore() {
+		rm -f "$log"
+		"${as_root[@]}" rm -f "$clusters/agentconnect-dev.conf"
+		"${as_root[@]}" rmdir -p --ignore-fail-on-non-empty "$clusters" 2>/dev/null || true
+	}
+	trap restore EXIT
+	"${as_root[@]}" mkdir -p "$clusters"
+	echo 'create_main_cluster = false' | "${as_root[@]}" tee "$clusters/agentconnect-dev.conf" >/dev/null
+	;;
+esac
 for try in 1 2 3 4 5; do
 	# Packages may be unknown, or gone from the mirror, until the lists are fresh.
 	if "${install[@]}" >"$log" 2>&1 </dev/null; then

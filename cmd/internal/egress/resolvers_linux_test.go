@@ -65,19 +65,19 @@ func TestResolversOfEveryKind(t *testing.T) {
 		"go":         {env: []string{justLookUp + "=NAME", "GODEBUG=netdns=go"}, argv: []string{self}},
 		"go by libc": {env: []string{justLookUp + "=NAME", "GODEBUG=netdns=cgo"}, argv: []string{self}},
 	}
-	source := write("resolve.c", resolveC)
-	for name, command := range map[string][]string{"glibc": {"gcc"}, "musl": {"musl-gcc", "-static"}} {
-		to := filepath.Join(dir, name)
-		if out, err := exec.Command(command[0], append(command[1:], "-o", to, source)...).CombinedOutput(); err == nil {
-			kinds[name] = kind{argv: []string{to, "NAME"}}
+	// Those that have to be compiled first.
+	for name, c := range map[string]struct{ compile, argv []string }{
+		"glibc": {[]string{"gcc", "-o", filepath.Join(dir, "glibc"), write("resolve.c", resolveC)}, []string{filepath.Join(dir, "glibc"), "NAME"}},
+		"musl":  {[]string{"musl-gcc", "-static", "-o", filepath.Join(dir, "musl"), write("resolve.c", resolveC)}, []string{filepath.Join(dir, "musl"), "NAME"}},
+		"java":  {[]string{"javac", "-d", dir, write("Resolve.java", resolveJava)}, []string{"java", "-XX:TieredStopAtLevel=1", "-cp", dir, "Resolve", "NAME"}},
+	} {
+		if _, err := exec.LookPath(c.compile[0]); err != nil {
+			t.Run(name, func(t *testing.T) { t.Skipf("missing: %s", c.compile[0]) })
+		} else if out, err := exec.Command(c.compile[0], c.compile[1:]...).CombinedOutput(); err != nil {
+			t.Errorf("%q: %v: %s", c.compile, err, out)
 		} else {
-			t.Logf("without %s: %v %s", name, err, out)
+			kinds[name] = kind{argv: c.argv}
 		}
-	}
-	if out, err := exec.Command("javac", "-d", dir, write("Resolve.java", resolveJava)).CombinedOutput(); err == nil {
-		kinds["java"] = kind{argv: []string{"java", "-XX:TieredStopAtLevel=1", "-cp", dir, "Resolve", "NAME"}}
-	} else {
-		t.Logf("without Java: %v %s", err, out)
 	}
 	if m, _ := filepath.Glob("/lib/*/libnss_resolve.so.2"); m == nil {
 		t.Log("without libnss_resolve: nsswitch.conf names a module that is not there")
@@ -94,7 +94,7 @@ func TestResolversOfEveryKind(t *testing.T) {
 			}
 			t.Run(name+" "+which, func(t *testing.T) {
 				if _, err := exec.LookPath(k.argv[0]); err != nil {
-					t.Skipf("%s is missing", k.argv[0])
+					t.Skipf("missing: %s", k.argv[0])
 				}
 				look := func(host string) (string, error) {
 					with := func(all []string) []string {
