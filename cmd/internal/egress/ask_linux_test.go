@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -234,4 +235,39 @@ func TestCloseEndsEverything(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	a.record("its end", func(r Record) bool { return r.Verdict == Cut && r.Name == "example.com" })
+}
+
+// A no that comes after a connection was judged and before that is noted finds it all the same.
+func TestANoThatComesWhileAConnectionIsLetOut(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":8080", echo)
+	w.name(t, "new.example", "A "+webA)
+	a := w.cage(t, asking("new.example:1"))
+	a.addrs("new.example")
+	c := a.dial(webA + ":8080")
+	if _, err := c.Write([]byte("hi")); err != nil {
+		t.Fatal(err)
+	}
+	a.waits(1)
+	a.g.mu.Lock()
+	var f *flow
+	for f = range a.g.flows {
+	}
+	a.g.mu.Unlock()
+	f.mu.Lock() // so that nothing is noted
+	if err := a.g.Allow("new.example:8080", wire.EgressRun); err != nil {
+		t.Fatal(err)
+	}
+	a.waits(0) // it is judged
+	a.g.mu.Lock()
+	err := a.g.say(word{false, "new.example:8080"}, wire.EgressRun) // what is connected was looked at before
+	a.g.mu.Unlock()
+	f.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 2)
+	if n, err := c.Read(b); n > 0 || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got %q, %v, want a reset", b[:n], err)
+	}
 }

@@ -33,6 +33,8 @@ type flow struct {
 	// did, one through the other.
 	tunnel  *place
 	tunnels int
+	// uses are all that the client asked for: answers to earlier requests may be on their way.
+	uses []use
 
 	sent, received atomic.Uint64
 	once           sync.Once
@@ -64,6 +66,33 @@ func (f *flow) to() place {
 		return *f.tunnel
 	}
 	return place{f.name, f.dst.Port()}
+}
+
+// use is a place that the client asked for, there or through a proxy.
+type use struct {
+	place
+	proxied bool
+	once    bool // by a word for one connection
+}
+
+// maxUses bounds them.
+const maxUses = 64
+
+var tooManyUses = fmt.Sprintf("more than %d hosts on one connection", maxUses)
+
+// noteUse comes before the last look at the rules, so that whoever changes them finds u; false:
+// there are too many.
+func (f *flow) noteUse(u use) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if slices.Contains(f.uses, u) {
+		return true
+	}
+	if len(f.uses) == maxUses {
+		return false
+	}
+	f.uses = append(f.uses, u)
+	return true
 }
 
 // HandleTCP carries one connection of the agent that was meant for dst, to its end. It
@@ -121,6 +150,7 @@ func (g *Gateway) over(f *flow) {
 // run judges, dials and carries.
 func (f *flow) run(ctx context.Context) {
 	g := f.g
+	set := g.rules()
 	v, name := g.judgeConn(ctx, f.dst)
 	f.mu.Lock()
 	f.name, f.verdict = name, v
@@ -128,6 +158,10 @@ func (f *flow) run(ctx context.Context) {
 	f.mu.Unlock()
 	if !v.Allowed {
 		f.refuse(g.why(v))
+		return
+	}
+	if why := f.since(set); why != "" {
+		f.refuse(why)
 		return
 	}
 	server, dialled, err := g.dial(ctx, f.dst, name, v)
@@ -395,9 +429,17 @@ func (f *flow) judgeSaid(name string, strict bool) *refusal {
 		f.says(name, rules.Verdict{})
 		return nil
 	}
+	set := f.g.rules()
 	v, ok := f.admits(name)
 	if ok {
 		f.says(name, v)
+		why := tooManyUses
+		if f.tunnel != nil || f.noteUse(use{place: f.to(), once: strings.HasSuffix(v.Rule, onceMark)}) {
+			why = f.since(set)
+		}
+		if why != "" {
+			return &refusal{seen: name, why: why}
+		}
 		return nil
 	}
 	if v.Reason == rules.Unlisted {
@@ -416,7 +458,7 @@ func (f *flow) says(name string, v rules.Verdict) {
 	if name == f.rec.Name {
 		return
 	}
-	if f.g.given.has(name, f.dst.Addr()) {
+	if f.tunnel == nil && f.g.given.has(name, f.dst.Addr()) {
 		f.name, f.rec.Name = name, name
 		if v.Allowed {
 			f.verdict, f.rec.Rule = v, v.Rule
@@ -651,10 +693,14 @@ func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 	var no *refusal
 	if to := (place{r.host, r.port}); r.through && strict && to != f.to() {
 		// Asked of a proxy that a rule allows: what it would reach is judged by itself.
+		few := f.noteUse(use{place: to, proxied: true})
 		v := f.g.rules().Decide(to.query())
-		if !v.Allowed {
+		switch {
+		case !v.Allowed:
 			no = &refusal{seen: r.host, why: fmt.Sprintf("a proxy (%s) was asked for port %d of %s, and %s", f.to().name, r.port, r.host, f.g.why(v))}
-		} else {
+		case !few:
+			no = &refusal{seen: r.host, why: tooManyUses}
+		default:
 			f.mu.Lock()
 			f.rec.Seen = r.host
 			f.mu.Unlock()
@@ -960,23 +1006,46 @@ func (g *Gateway) cutDenied() {
 	}
 	g.mu.Unlock()
 	for _, f := range all {
-		f.mu.Lock()
-		name, seen, was, tunnel := f.name, f.rec.Seen, f.verdict, f.tunnel
-		f.mu.Unlock()
-		if !was.Allowed {
-			continue // refused, or waits and looks itself
-		}
-		v, _ := g.decide([]string{name}, f.dst, false)
-		if once := strings.HasSuffix(was.Rule, onceMark); !v.Allowed && (!once || v.Reason == rules.Denied) {
-			f.cut(g.why(v))
-		} else if tunnel != nil {
-			if v := g.rules().Decide(tunnel.query()); !v.Allowed {
-				f.cut(g.why(v))
-			}
-		} else if seen != "" {
-			if v := g.rules().Decide(g.query(seen, f.dst)); v.Reason == rules.Denied {
-				f.cut(g.why(v))
-			}
+		if why := f.noLonger(); why != "" {
+			f.cut(why)
 		}
 	}
+}
+
+// since is noLonger where other rules than set are in force: whoever changed them may have
+// looked before it was known what this connection is.
+func (f *flow) since(set *rules.Set) string {
+	if f.g.rules() == set {
+		return ""
+	}
+	return f.noLonger()
+}
+
+// noLonger says why the rules in force do not let out what has been; empty: they do.
+func (f *flow) noLonger() string {
+	f.mu.Lock()
+	name, seen, was, uses := f.name, f.rec.Seen, f.verdict, slices.Clone(f.uses)
+	f.mu.Unlock()
+	if !was.Allowed {
+		return "" // refused, or waits and looks itself
+	}
+	uses = append(uses, use{place: place{name, f.dst.Port()}, once: strings.HasSuffix(was.Rule, onceMark)})
+	for _, u := range uses {
+		var v rules.Verdict
+		if u.proxied {
+			v = f.g.rules().Decide(u.query())
+			seen = "" // it is the same, and the port is another
+		} else {
+			v, _ = f.g.decide([]string{u.name}, f.dst, false)
+		}
+		if !v.Allowed && (!u.once || v.Reason == rules.Denied) {
+			return f.g.why(v)
+		}
+	}
+	if seen != "" {
+		if v := f.g.rules().Decide(f.g.query(seen, f.dst)); v.Reason == rules.Denied {
+			return f.g.why(v)
+		}
+	}
+	return ""
 }

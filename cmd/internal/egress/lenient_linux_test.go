@@ -13,11 +13,14 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
 // program runs a server of the internet that prints a line once it listens.
@@ -554,4 +557,181 @@ func TestWaysThroughProxiesAreBounded(t *testing.T) {
 	if n := layers(a.connect("proxy.example", 80)); n != maxTunnels {
 		t.Errorf("inside: %d, want %d", n, maxTunnels)
 	}
+}
+
+// forwarder is a proxy that knows by itself where names lead.
+func forwarder(w *world, where map[string]string) func(net.Conn) {
+	return func(c net.Conn) {
+		in := bufio.NewReader(c)
+		r, err := http.ReadRequest(in)
+		if err != nil || r.Method != http.MethodConnect {
+			return
+		}
+		var on net.Conn
+		w.internet.in(func() { on, err = net.Dial("tcp", where[r.Host]) })
+		if err != nil {
+			fmt.Fprint(c, "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+			return
+		}
+		defer on.Close()
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(on, in); on.Close() }()
+		_, _ = io.Copy(c, on)
+	}
+}
+
+// CASES 30: a connection goes on while rules allow each name on its way, not the last alone.
+func TestEveryNameOnTheWayThroughProxiesIsJudgedAgain(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":8080", forwarder(w, map[string]string{"two.example:3128": webB + ":3128"}))
+	w.server(t, w.internet, webB+":3128", forwarder(w, map[string]string{"three.example:3129": webA + ":3129"}))
+	w.server(t, w.internet, webA+":3129", forwarder(w, map[string]string{"end.example:80": webB + ":80"}))
+	w.server(t, w.internet, webB+":80", webServer(t))
+	w.name(t, "one.example", "A "+webA)
+	w.name(t, "end.example", "A "+webA) // for the agent; the last proxy knows better
+	way := []string{"one.example", "two.example", "three.example", "end.example"}
+	live := func(a *caged) *net.TCPConn {
+		t.Helper()
+		a.addrs("end.example") // given for the address of the first proxy, too
+		c := a.connect("one.example", 8080)
+		in := bufio.NewReader(c)
+		for _, to := range []string{"two.example:3128", "three.example:3129", "end.example:80"} {
+			fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)
+			if r, err := http.ReadResponse(in, &http.Request{Method: http.MethodConnect}); err != nil || r.StatusCode != http.StatusOK {
+				t.Fatalf("%s: %+v %v", to, r, err)
+			}
+		}
+		if status, body := asked(t, c, in, get("end.example")); status != 200 || !strings.HasPrefix(body, "GET end.example") {
+			t.Fatalf("got %d %q", status, body)
+		}
+		return c
+	}
+	for i, name := range way {
+		for what, away := range map[string]func(*Gateway) error{
+			"its rule goes": func(g *Gateway) error { return g.SetRules(policy(slices.Delete(slices.Clone(way), i, i+1)...)) },
+			"a word":        func(g *Gateway) error { return g.Deny(name, wire.EgressRun) },
+		} {
+			t.Run(name+" "+what, func(t *testing.T) {
+				a := w.cage(t, policy(append(slices.Clone(way), "other.example")...))
+				c := live(a)
+				// The control: a change that is none of its own leaves it alone.
+				if err := a.g.Deny("other.example", wire.EgressRun); err != nil {
+					t.Fatal(err)
+				}
+				if status, _ := asked(t, c, bufio.NewReader(c), get("end.example")); status != 200 {
+					t.Fatalf("after another change: got %d", status)
+				}
+				if err := away(a.g); err != nil {
+					t.Fatal(err)
+				}
+				_ = c.SetReadDeadline(time.Now().Add(2 * time.Second)) // it is cut by now
+				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("it goes on: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// halves answers each request, and never to the end.
+func halves(c net.Conn) {
+	in := bufio.NewReader(c)
+	for {
+		if _, err := http.ReadRequest(in); err != nil {
+			return
+		}
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nhalf")
+	}
+}
+
+// CASES 30: requests may follow each other without waiting, so answers to all of them may be
+// under way, also those that a proxy fetches.
+func TestAnswersUnderWayAreCutWithTheirRule(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":8080", halves)
+	w.name(t, "proxy.example", "A "+webA)
+	w.name(t, "one.example", "A "+webA)
+	w.name(t, "two.example", "A "+webA)
+	fetch := func(host string) string { return "GET http://" + host + "/ HTTP/1.1\r\nHost: " + host + "\r\n\r\n" }
+	allowed := []string{"proxy.example:8080", "one.example", "two.example", "far.example", "other.example"}
+	without := func(name string) func(*Gateway) error {
+		return func(g *Gateway) error {
+			return g.SetRules(policy(slices.DeleteFunc(slices.Clone(allowed), func(r string) bool { return strings.HasPrefix(r, name) })...))
+		}
+	}
+	deny := func(rule string) func(*Gateway) error {
+		return func(g *Gateway) error { return g.Deny(rule, wire.EgressRun) }
+	}
+	for _, c := range []struct {
+		what     string
+		requests []string
+		change   func(*Gateway) error
+		cut      bool
+	}{
+		{"fetched", []string{fetch("far.example")}, without("far.example"), true},
+		{"fetched, by a word on its port", []string{fetch("far.example")}, deny("far.example:80"), true},
+		{"fetched, another port", []string{fetch("far.example")}, deny("far.example:8080"), false},
+		{"fetched before another", []string{fetch("far.example"), fetch("other.example")}, without("far.example"), true},
+		{"the proxy itself", []string{fetch("far.example")}, without("proxy.example"), true},
+		{"another", []string{fetch("far.example")}, without("other.example"), false},
+		{"of the server, before another", []string{get("one.example"), get("two.example")}, without("one.example"), true},
+		{"of the server, a name that was not asked for", []string{get("two.example")}, without("one.example"), false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			a := w.cage(t, policy(allowed...))
+			for _, name := range []string{"proxy.example", "two.example", "one.example"} {
+				a.addrs(name)
+			}
+			to := "one.example"
+			if strings.HasPrefix(c.requests[0], "GET http:") {
+				to = "proxy.example"
+			}
+			conn := a.connect(to, 8080)
+			for _, r := range c.requests {
+				if _, err := io.WriteString(conn, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			in := bufio.NewReader(conn)
+			for range c.requests {
+				if _, err := in.ReadString('f'); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.change(a.g); err != nil {
+				t.Fatal(err)
+			}
+			if !c.cut { // what is let out anew tells
+				if _, err := io.WriteString(conn, c.requests[len(c.requests)-1]); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := in.ReadString('f'); err != nil {
+					t.Errorf("it is cut: %v", err)
+				}
+				return
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(2 * time.Second))
+			if _, err := io.Copy(io.Discard, in); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("it goes on: %v", err)
+			}
+		})
+	}
+}
+
+func TestHostsOfOneConnectionAreBounded(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":8080", webServer(t))
+	w.name(t, "proxy.example", "A "+webA)
+	a := w.cage(t, policy("proxy.example:8080", "*.far.example"))
+	c := a.connect("proxy.example", 8080)
+	in := bufio.NewReader(c)
+	for i := range maxUses + 1 {
+		for range 2 {
+			host := fmt.Sprintf("h%d.far.example", i)
+			if status, _ := asked(t, c, in, "GET http://"+host+"/ HTTP/1.1\r\nHost: "+host+"\r\n\r\n"); (status == 200) != (i < maxUses) {
+				t.Fatalf("host %d: got %d", i, status)
+			}
+		}
+	}
+	a.record("the end", func(r Record) bool { return strings.Contains(r.Reason, tooManyUses) })
 }
