@@ -337,6 +337,13 @@ func (f *flow) look(in *intake, gate *gate, strict bool) error {
 			return err
 		}
 		b := in.held()
+		header := unlike
+		if strict {
+			header = looksLikeBalancer(b)
+		}
+		if header == alike {
+			return &refusal{why: "it began with a balancer's header (PROXY protocol), behind which no name is compared; a rule with any-sni lets it pass"}
+		}
 		switch looksLikeTLS(b) {
 		case alike:
 			return f.upTLS(in, strict)
@@ -345,7 +352,9 @@ func (f *flow) look(in *intake, gate *gate, strict bool) error {
 			case alike:
 				return f.upHTTP(in, gate, strict)
 			case unlike:
-				return f.rest(in)
+				if header == unlike {
+					return f.rest(in)
+				}
 			case unsure:
 			}
 		case unsure:

@@ -64,6 +64,21 @@ func looksLikeHTTP(b []byte) likeness {
 	return unsure
 }
 
+// looksLikeBalancer judges by the first bytes, which a balancer puts in front of what it passes
+// on (the PROXY protocol). Servers behind one may take them from anybody.
+func looksLikeBalancer(b []byte) likeness {
+	for _, header := range []string{"PROXY ", "\r\n\r\n\x00\r\nQUIT\n"} {
+		switch n := min(len(b), len(header)); {
+		case string(b[:n]) != header[:n]:
+		case n == len(header):
+			return alike
+		default:
+			return unsure
+		}
+	}
+	return unlike
+}
+
 // likeRequest judges a whole line.
 func likeRequest(line []byte) likeness {
 	words := fieldsOf(line)

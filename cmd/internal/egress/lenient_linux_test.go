@@ -735,3 +735,90 @@ func TestHostsOfOneConnectionAreBounded(t *testing.T) {
 	}
 	a.record("the end", func(r Record) bool { return strings.Contains(r.Reason, tooManyUses) })
 }
+
+// CASES 30: servers that stand behind a balancer take its header from whoever sends one, and
+// what comes behind it is a request like any other.
+func TestNoHeaderOfABalancerHidesAName(t *testing.T) {
+	w := theWorld(t)
+	cert, pool := certificate(t, "good.example", "evil.net")
+	const second = "\r\n\r\n\x00\r\nQUIT\n"
+	behind := func(c net.Conn) (*bufio.Reader, bool) { // takes a header, where there is one
+		in := bufio.NewReader(c)
+		if b, _ := in.Peek(5); string(b) == "PROXY" {
+			_, err := in.ReadString('\n')
+			return in, err == nil
+		}
+		if b, _ := in.Peek(len(second)); string(b) == second {
+			b, err := in.Peek(16)
+			if err == nil {
+				_, err = in.Discard(16 + int(b[15]))
+			}
+			return in, err == nil
+		}
+		return in, true
+	}
+	w.server(t, w.internet, webA+":80", func(c net.Conn) {
+		if in, ok := behind(c); ok {
+			if r, err := http.ReadRequest(in); err == nil {
+				fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\npage of %s", r.Host)
+			}
+		}
+	})
+	w.server(t, w.internet, webA+":443", func(c net.Conn) {
+		if in, ok := behind(c); ok {
+			s := tls.Server(buffered{c, in}, &tls.Config{Certificates: []tls.Certificate{cert}})
+			if s.Handshake() == nil {
+				fmt.Fprintf(s, "page of %s", s.ConnectionState().ServerName)
+			}
+		}
+	})
+	w.name(t, "good.example", "A "+webA)
+	a := w.cage(t, policy("good.example"))
+	page := func(c net.Conn, header, name string, secure bool) string {
+		_ = c.SetDeadline(time.Now().Add(3 * time.Second))
+		for i := range len(header) { // however it comes
+			if _, err := io.WriteString(c, header[i:i+1]); err != nil {
+				return ""
+			}
+		}
+		if !secure {
+			return said(c, get(name))
+		}
+		b, _ := io.ReadAll(tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool}))
+		return string(b)
+	}
+	for what, header := range map[string]string{
+		"none":      "",
+		"version 1": "PROXY TCP4 93.184.216.1 93.184.216.2 1000 80\r\n",
+		"unknown":   "PROXY UNKNOWN\r\n",
+		"version 2": second + "\x21\x11\x00\x0c\x5d\xb8\xd8\x01\x5d\xb8\xd8\x02\x03\xe8\x00\x50",
+		"local":     second + "\x20\x00\x00\x00",
+	} {
+		for port, secure := range map[int]bool{80: false, 443: true} {
+			t.Run(fmt.Sprint(what, " ", port), func(t *testing.T) {
+				direct, err := net.Dial("tcp", net.JoinHostPort(webA, fmt.Sprint(port)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer direct.Close()
+				if got := page(direct, header, "evil.net", secure); !strings.Contains(got, "page of evil.net") {
+					t.Errorf("the control: %q", got)
+				}
+				if got := page(a.connect("good.example", port), header, "evil.net", secure); strings.Contains(got, "page of") {
+					t.Errorf("inside: %q", got)
+				}
+				if got := page(a.connect("good.example", port), header, "good.example", secure); strings.Contains(got, "page of good.example") != (header == "") {
+					t.Errorf("what is allowed: %q", got)
+				}
+			})
+		}
+	}
+}
+
+// buffered is a connection of which a reader has looked at the beginning.
+type buffered struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func (b buffered) Read(p []byte) (int, error) { return b.in.Read(p) }
