@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -249,11 +250,7 @@ func TestANoThatComesWhileAConnectionIsLetOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.waits(1)
-	a.g.mu.Lock()
-	var f *flow
-	for f = range a.g.flows {
-	}
-	a.g.mu.Unlock()
+	f := a.flow(func(*flow) bool { return true })
 	f.mu.Lock() // so that nothing is noted
 	if err := a.g.Allow("new.example:8080", wire.EgressRun); err != nil {
 		t.Fatal(err)
@@ -270,4 +267,63 @@ func TestANoThatComesWhileAConnectionIsLetOut(t *testing.T) {
 	if n, err := c.Read(b); n > 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("got %q, %v, want a reset", b[:n], err)
 	}
+}
+
+// The same of what a client says.
+func TestANoThatComesWhileARequestIsLetOut(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":80", webServer(t))
+	w.name(t, "one.example", "A "+webA)
+	w.name(t, "two.example", "A "+webA)
+	for what, p := range map[string]rules.Policy{"allowlist": policy("one.example", "two.example"), "open": {Open: true}} {
+		t.Run(what, func(t *testing.T) {
+			a := w.cage(t, p)
+			a.addrs("two.example")
+			c := a.connect("one.example", 80)
+			f := a.flow(func(f *flow) bool { return f.server != nil })
+			f.mu.Lock() // so that nothing is noted
+			if _, err := io.WriteString(c, get("two.example")); err != nil {
+				t.Fatal(err)
+			}
+			stacks := make([]byte, 1<<20)
+			for end := time.Now().Add(10 * time.Second); !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "(*flow).says("); runtime.Gosched() {
+				if time.Now().After(end) {
+					t.Fatal("it is not judged")
+				}
+			}
+			a.g.mu.Lock()
+			err := a.g.say(word{false, "two.example"}, wire.EgressRun) // what is connected was looked at before
+			a.g.mu.Unlock()
+			f.mu.Unlock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := said(c, ""); strings.Contains(got, "GET two.example") || !strings.HasPrefix(got, "HTTP/1.1 403 ") {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
+// flow waits for the only connection, until it is so far.
+func (a *caged) flow(far func(*flow) bool) *flow {
+	a.t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); runtime.Gosched() {
+		a.g.mu.Lock()
+		var f *flow
+		for f = range a.g.flows { // there is one
+		}
+		a.g.mu.Unlock()
+		if f == nil {
+			continue
+		}
+		f.mu.Lock()
+		is := far(f)
+		f.mu.Unlock()
+		if is {
+			return f
+		}
+	}
+	a.t.Fatal("no connection")
+	return nil
 }

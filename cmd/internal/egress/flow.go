@@ -427,8 +427,9 @@ func (f *flow) admits(name string) (v rules.Verdict, ok bool) {
 // judgeSaid judges the name that the client told, strictly or, in mode open, by what a rule
 // denies. The refusal has no words for the client yet.
 func (f *flow) judgeSaid(name string, strict bool) *refusal {
+	set := f.g.rules()
 	if !strict {
-		v := f.g.rules().Decide(f.g.query(name, f.dst))
+		v := set.Decide(f.g.query(name, f.dst))
 		if v.Reason == rules.Denied {
 			f.mu.Lock()
 			f.rec.Rule = v.Rule
@@ -436,9 +437,11 @@ func (f *flow) judgeSaid(name string, strict bool) *refusal {
 			return &refusal{seen: name, why: f.g.why(v)}
 		}
 		f.says(name, rules.Verdict{})
+		if why := f.since(set); why != "" {
+			return &refusal{seen: name, why: why}
+		}
 		return nil
 	}
-	set := f.g.rules()
 	v, ok := f.admits(name)
 	if ok {
 		f.says(name, v)
