@@ -15,25 +15,37 @@ import (
 	"time"
 )
 
-// smaps of a program with relocations: what was written to by them is read-only now.
+// smaps of a program with relocations: what was written to by them is read-only now,
+// in memory or swapped.
 const smaps = `55d0c0000000-55d0c0462000 r-xp 00000000 fe:00 11 /usr/lib/a b/program
 Rss:                4000 kB
 Anonymous:             0 kB
+Swap:                  0 kB
 VmFlags: rd ex mr mw me
 55d0c0463000-55d0c08cb000 r--p 00463000 fe:00 11 /usr/lib/a b/program
 Rss:                3000 kB
 Anonymous:             0 kB
+Swap:                  0 kB
 55d0c08cb000-55d0c09b7000 r--p 008cb000 fe:00 11 /usr/lib/a b/program
 Rss:                 944 kB
 Anonymous:           828 kB
+Swap:                  0 kB
 55d0c09b7000-55d0c0a17000 rw-p 009b7000 fe:00 11 /usr/lib/a b/program
 Anonymous:             0 kB
+Swap:                  0 kB
+55d0c0a17000-55d0c0b00000 r--p 00a17000 fe:00 11 /usr/lib/a b/program
+Rss:                   0 kB
+Anonymous:             0 kB
+Swap:                828 kB
 c000000000-c000400000 rw-p 00000000 00:00 0
 Anonymous:           100 kB
+Swap:                  0 kB
 7f0000000000-7f0000001000 r--p 00000000 fe:00 12 /usr/lib/a b/program.so
 Anonymous:             0 kB
+Swap:                  0 kB
 7f0000002000-7f0000001000 r--p 00000000 fe:00 11 /usr/lib/a b/program
 Anonymous:             0 kB
+Swap:                  0 kB
 7f0000002000-7f0000003000 r--p 00000000 fe:00 11 /usr/lib/a b/program
 `
 

@@ -45,18 +45,22 @@ type pages struct{ from, to uintptr }
 
 // programPages reads smaps (proc_pid_smaps(5)) for the mappings of the file exe that hold what
 // stands in it and no more: what was ever written to, as by relocations, is lost when dropped.
+// Such pages are anonymous while they are in memory, and counted as swapped when they are not.
 func programPages(smaps io.Reader, exe string) (found []pages) {
-	var p pages // of the mapping that is read, if it may be one
+	var p pages        // of the mapping that is read, if it may be one
+	var unwritten bool // none of it is anonymous
 	for in := bufio.NewScanner(smaps); in.Scan(); {
 		words := strings.Fields(in.Text())
 		switch {
 		case len(words) == 3 && words[0] == "Anonymous:":
-			if p != (pages{}) && words[1] == "0" {
+			unwritten = words[1] == "0"
+		case len(words) == 3 && words[0] == "Swap:": // after Anonymous
+			if p != (pages{}) && unwritten && words[1] == "0" {
 				found = append(found, p)
 			}
 			p = pages{}
 		case len(words) >= 5 && strings.Contains(words[0], "-"): // FROM-TO PERMISSIONS OFFSET DEVICE INODE [PATH]
-			p = pages{}
+			p, unwritten = pages{}, false
 			from, to, _ := strings.Cut(words[0], "-")
 			a, err := strconv.ParseUint(from, 16, 64)
 			b, berr := strconv.ParseUint(to, 16, 64)
