@@ -131,6 +131,31 @@ func TestAtRestTheProgramsPagesAreGoneAndComeBack(t *testing.T) {
 	}
 }
 
+// What a debugger or a probe wrote into the program between two rests stays.
+func TestWhatIsWrittenIntoTheProgramLaterStays(t *testing.T) {
+	shed()
+	mapped := ours()
+	p := mapped[len(mapped)-1]
+	mem, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	// The last byte of the file's pages, which nobody needs.
+	was, now := make([]byte, 1), make([]byte, 1)
+	if _, err := mem.ReadAt(was, int64(p.to-1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mem.WriteAt([]byte{was[0] + 1}, int64(p.to-1)); err != nil {
+		t.Fatal(err)
+	}
+	defer drop(p) // for the other tests
+	shed()
+	if _, err := mem.ReadAt(now, int64(p.to-1)); err != nil || now[0] != was[0]+1 {
+		t.Errorf("%x was written, and now there is %x: %v", was[0]+1, now, err)
+	}
+}
+
 const percent = 40
 
 var sink []byte

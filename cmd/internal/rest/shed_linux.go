@@ -6,7 +6,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -19,8 +18,8 @@ func processorTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// The program's mappings stay what they are.
-var ours = sync.OnceValue(func() []pages {
+// ours is looked up each time: a debugger or a probe (uprobes) may have written since.
+func ours() []pages {
 	exe, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return nil
@@ -31,13 +30,17 @@ var ours = sync.OnceValue(func() []pages {
 	}
 	defer f.Close()
 	return programPages(f, exe)
-})
+}
 
 func shed() {
 	for _, p := range ours() {
-		// By number, since no Go object lies there.
-		_, _, _ = unix.Syscall(unix.SYS_MADVISE, p.from, p.to-p.from, unix.MADV_DONTNEED)
+		drop(p)
 	}
+}
+
+func drop(p pages) {
+	// By number, since no Go object lies there.
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, p.from, p.to-p.from, unix.MADV_DONTNEED)
 }
 
 // pages is where a mapping lies.
