@@ -50,42 +50,59 @@ func setup(ports []uint16, assign, redirect func(six bool) error) (*Passed, erro
 	_ = packets()
 	_ = unpaced()
 	s := &Passed{}
-	var wanted []opening
-	led := func(kind rune) {
-		wanted = append(wanted,
-			opening{kind, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: gatewayPort, Addr: gateway4}},
-			opening{kind, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: gatewayPort, Addr: gateway6}})
-	}
-	if assign(six) == nil {
-		led(Assigned)
-	} else if err := redirect(six); err != nil {
-		s.Weaker = err.Error()
-		if len(ports) > MaxPorts {
-			return nil, fmt.Errorf("%d ports to listen on, at most %d are possible without nft", len(ports), MaxPorts)
-		}
-		for _, p := range ports {
-			if p == 53 {
-				continue // names have it
+	if s.takeAll(Assigned, six, assign) != nil {
+		if err := s.takeAll(Redirected, six, redirect); err != nil {
+			s.Weaker = err.Error()
+			if len(ports) > MaxPorts {
+				return nil, fmt.Errorf("%d ports to listen on, at most %d are possible without nft", len(ports), MaxPorts)
 			}
-			wanted = append(wanted, opening{Port, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: int(p)}}, opening{Port, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: int(p)}})
+			for _, p := range ports {
+				if p == 53 {
+					continue // names have it
+				}
+				if err := s.open(six, opening{Port, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: int(p)}}, opening{Port, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: int(p)}}); err != nil {
+					return nil, err
+				}
+			}
 		}
-	} else {
-		led(Redirected)
 	}
-	wanted = append(wanted,
-		opening{NameUDP, unix.SOCK_DGRAM, &unix.SockaddrInet4{Port: 53}}, opening{NameUDP, unix.SOCK_DGRAM, &unix.SockaddrInet6{Port: 53}},
+	err := s.open(six, opening{NameUDP, unix.SOCK_DGRAM, &unix.SockaddrInet4{Port: 53}}, opening{NameUDP, unix.SOCK_DGRAM, &unix.SockaddrInet6{Port: 53}},
 		opening{NameTCP, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: 53}}, opening{NameTCP, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: 53}})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// takeAll opens the gateway's listeners, of a kind, and has by lead all connections there. What
+// fails leaves nothing behind, so that another way can be tried.
+func (s *Passed) takeAll(kind rune, six bool, by func(six bool) error) error {
+	err := s.open(six, opening{kind, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: gatewayPort, Addr: gateway4}},
+		opening{kind, unix.SOCK_STREAM, &unix.SockaddrInet6{Port: gatewayPort, Addr: gateway6}})
+	if err == nil {
+		err = by(six)
+	}
+	if err != nil {
+		for _, fd := range s.FDs {
+			unix.Close(fd)
+		}
+		s.FDs, s.Kinds = nil, ""
+	}
+	return err
+}
+
+func (s *Passed) open(six bool, wanted ...opening) error {
 	for _, o := range wanted {
 		if _, is6 := o.at.(*unix.SockaddrInet6); is6 && !six {
 			continue
 		}
 		fd, err := o.open()
 		if err != nil {
-			return nil, fmt.Errorf("a listener: %w", err)
+			return fmt.Errorf("a listener: %w", err)
 		}
 		s.FDs, s.Kinds = append(s.FDs, fd), s.Kinds+string(o.kind)
 	}
-	return s, nil
+	return nil
 }
 
 // opening is one socket to open.

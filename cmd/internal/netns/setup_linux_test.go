@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -53,6 +54,11 @@ func beInside(what string) error {
 	var err error
 	switch what {
 	case "assigned":
+		p, err = netns.Setup([]uint16{22, 8443})
+	case "opaque":
+		if err := refuseTransparent(); err != nil {
+			return err
+		}
 		p, err = netns.Setup([]uint16{22, 8443})
 	case "redirected":
 		p, err = netns.SetupWithoutAssigning([]uint16{22, 8443})
@@ -111,6 +117,22 @@ func beInside(what string) error {
 		fmt.Println(in.Text(), "->", string(b))
 	}
 	return nil
+}
+
+// refuseTransparent has the kernel refuse this thread transparent sockets, as a container's
+// filter may.
+func refuseTransparent() error {
+	const level, option, load, equal, ret = 24, 32, unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
+	filter := []unix.SockFilter{
+		{Code: load}, {Code: equal, K: unix.SYS_SETSOCKOPT, Jf: 6},
+		{Code: load, K: level}, {Code: equal, K: unix.IPPROTO_IP, Jt: 1}, {Code: equal, K: unix.IPPROTO_IPV6, Jf: 3},
+		{Code: load, K: option}, {Code: equal, K: unix.IP_TRANSPARENT, Jt: 2}, {Code: equal, K: unix.IPV6_TRANSPARENT, Jt: 1},
+		{Code: ret, K: unix.SECCOMP_RET_ALLOW}, {Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})), 0, 0)
 }
 
 const (
@@ -310,6 +332,22 @@ func TestAddressesAreThoseOfThePlan(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whatever of the first way is refused, the second is taken.
+func TestWithoutTransparentSocketsConnectionsAreRedirected(t *testing.T) {
+	set, got := dial(t, "opaque", "93.184.216.34:443", "[2606:2800::1]:22", "127.0.0.1:22", "tracked")
+	if !set.Redirected {
+		t.Fatal(set.Weaker)
+	}
+	for addr, want := range map[string]string{"93.184.216.34:443": "93.184.216.34:443", "[2606:2800::1]:22": "[2606:2800::1]:22", "127.0.0.1:22": "refused"} {
+		if got[addr] != want {
+			t.Errorf("%s: %q, want %q", addr, got[addr], want)
+		}
+	}
+	if got["tracked"] == "0" {
+		t.Error("nothing is tracked, so nothing was redirected and this shows nothing")
+	}
 }
 
 // Who listens inside on the address of a server in the world gets none of its connections.
