@@ -77,6 +77,13 @@ func beInside(what string) error {
 			fmt.Println("lo ->", strings.Join(strings.Fields(string(out)), " "))
 			continue
 		}
+		if set, ok := strings.CutPrefix(in.Text(), "set "); ok {
+			name, value, _ := strings.Cut(set, "=")
+			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+				return err
+			}
+			continue
+		}
 		if in.Text() == "tracked" {
 			fmt.Println("tracked ->", tracked())
 			continue
@@ -104,7 +111,11 @@ func beInside(what string) error {
 			fmt.Println(in.Text(), "->", sum, err)
 			continue
 		}
-		c, err := net.DialTimeout("tcp", in.Text(), 10*time.Second)
+		d, to := net.Dialer{Timeout: 10 * time.Second, Control: reusable}, in.Text()
+		if from, rest, ok := strings.Cut(to, " to "); ok {
+			d.LocalAddr, to = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from)), rest
+		}
+		c, err := d.Dial("tcp", to)
 		if err != nil {
 			fmt.Println(in.Text(), "-> refused")
 			continue
@@ -117,6 +128,11 @@ func beInside(what string) error {
 		fmt.Println(in.Text(), "->", string(b))
 	}
 	return nil
+}
+
+// reusable lets a socket have the address of one that has just ended.
+func reusable(_, _ string, c syscall.RawConn) (err error) {
+	return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
 }
 
 // refuseTransparent has the kernel refuse this thread transparent sockets, as a container's
@@ -332,6 +348,45 @@ func TestAddressesAreThoseOfThePlan(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Where a connection comes from, and what had its addresses before, says nothing of where it goes.
+func TestOnlyTheDestinationLeads(t *testing.T) {
+	want := map[string]string{}
+	var addrs []string
+	for _, from := range []string{sandbox.OwnIPv4, sandbox.GatewayIPv4, "127.0.0.1", "127.0.0.9", "93.184.216.34", "8.8.8.8"} {
+		// The gateway ends each first, so its side of each pair of addresses is kept (TIME-WAIT).
+		for _, to := range []string{"8.8.8.8:4444", "93.184.216.34:443", "8.8.8.8:4444", sandbox.GatewayIPv4 + ":1", "127.0.0.1:4444"} {
+			addr := from + ":4321 to " + to
+			addrs = append(addrs, addr)
+			if want[addr] = to; to == "127.0.0.1:4444" {
+				want[addr] = "refused"
+			}
+		}
+	}
+	ledBy(t, addrs, func(t *testing.T, got map[string]string) {
+		for addr, want := range want {
+			if got[addr] != want {
+				t.Errorf("%s: %q, want %q", addr, got[addr], want)
+			}
+		}
+	})
+}
+
+// A new namespace has most of the host's settings.
+func TestWhatAHostMayHaveSetLosesNoDestination(t *testing.T) {
+	for _, setting := range []string{"ipv4/tcp_syncookies=2", "ipv4/conf/all/rp_filter=1", "ipv4/conf/all/accept_source_route=1", "ipv4/ip_early_demux=0", "ipv4/tcp_timestamps=0"} {
+		t.Run(setting, func(t *testing.T) {
+			addrs := []string{"93.184.216.34:443", "[2606:2800::1]:22", sandbox.GatewayIPv4 + ":1"}
+			ledBy(t, append([]string{"set " + setting}, addrs...), func(t *testing.T, got map[string]string) {
+				for _, addr := range addrs {
+					if got[addr] != addr {
+						t.Errorf("%s: %q", addr, got[addr])
+					}
+				}
+			})
+		})
+	}
 }
 
 // Whatever of the first way is refused, the second is taken.
