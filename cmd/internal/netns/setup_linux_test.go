@@ -120,6 +120,7 @@ func beInside(what string) error {
 			fmt.Println(in.Text(), "-> refused")
 			continue
 		}
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second)) // nobody may be there but itself
 		b, _ := io.ReadAll(c)
 		if strings.HasSuffix(in.Text(), fmt.Sprint(":", congestionPort)) {
 			b = append(append(b, " and "...), congestion(c)...)
@@ -369,6 +370,17 @@ func TestOnlyTheDestinationLeads(t *testing.T) {
 			if got[addr] != want {
 				t.Errorf("%s: %q, want %q", addr, got[addr], want)
 			}
+		}
+	})
+}
+
+// Of an address that the namespace's own device had, connections would come from it as well, and
+// now and then from the port that they go to: a socket that connects to itself.
+func TestNoConnectionToTheHostComesBackToItself(t *testing.T) {
+	addr := sandbox.GatewayIPv4 + ":40000"
+	ledBy(t, []string{"set ipv4/ip_local_port_range=40000 40000", addr}, func(t *testing.T, got map[string]string) {
+		if got[addr] != addr {
+			t.Errorf("%q", got[addr])
 		}
 	})
 }
