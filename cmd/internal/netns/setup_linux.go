@@ -198,7 +198,7 @@ func packets() error {
 
 // unpaced has the programs of the namespace send without pacing.
 func unpaced() error {
-	fd, err := unix.Open("/proc/sys/net/ipv4/tcp_congestion_control", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open("/proc/sys/net/ipv4/tcp_congestion_control", unix.O_WRONLY|unix.O_CLOEXEC, 0) //nolint:forbidigo // a file of the kernel's, and package os would make each start slower
 	if err != nil {
 		return err
 	}
