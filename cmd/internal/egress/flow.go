@@ -717,6 +717,12 @@ func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 			f.rec.Seen = r.host
 			f.mu.Unlock()
 		}
+	} else if v := f.g.rules().Decide(to.query()); r.through && !strict && v.Reason == rules.Denied {
+		// A rule may name the port that the proxy is asked for, and not the proxy's own.
+		f.mu.Lock()
+		f.rec.Rule = v.Rule
+		f.mu.Unlock()
+		no = &refusal{seen: r.host, why: f.g.why(v)}
 	} else {
 		no = f.judgeSaid(r.host, strict)
 	}

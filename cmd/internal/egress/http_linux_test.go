@@ -285,8 +285,19 @@ func TestOpenModeLetsStrangeRequestsPassAndDeniesNames(t *testing.T) {
 	w := theWorld(t)
 	w.server(t, w.internet, webA+":80", webServer(t))
 	w.name(t, "example.com", "A "+webA)
-	a := w.cage(t, rules.Policy{Open: true, Deny: []string{"evil.net"}})
+	a := w.cage(t, rules.Policy{Open: true, Deny: []string{"evil.net", "bad.net:8443"}})
+	// A proxy on another port than the one that is denied.
+	for _, request := range []string{"CONNECT bad.net:8443 HTTP/1.1\r\nHost: bad.net:8443\r\n\r\n", "GET http://bad.net:8443/ HTTP/1.1\r\nHost: bad.net:8443\r\n\r\n"} {
+		c := a.connect("example.com", 80)
+		if status, body := asked(t, c, bufio.NewReader(c), request); status != 403 || !strings.Contains(body, "the rule bad.net:8443 denies it") {
+			t.Errorf("%q: got %d %q", request, status, body)
+		}
+	}
 	c := a.connect("example.com", 80)
+	if status, _ := asked(t, c, bufio.NewReader(c), "GET http://bad.net:8444/ HTTP/1.1\r\nHost: bad.net:8444\r\n\r\n"); status != 200 {
+		t.Errorf("another port: got %d", status)
+	}
+	c = a.connect("example.com", 80)
 	if status, _ := asked(t, c, bufio.NewReader(c), get("whatever.example")); status != 200 {
 		t.Errorf("got %d", status)
 	}
