@@ -267,7 +267,9 @@ threading.Event().wait()
 		}
 		defer c.Close()
 		c.SetDeadline(time.Now().Add(patience))
-		io.CopyN(c, zeros{}, n)
+		if _, err := io.CopyN(c, zeros{}, n); err != nil {
+			return err.Error() // a reset is told once: a read would find a clean end
+		}
 		c.(*net.TCPConn).CloseWrite() // half closed: the answer still comes
 		b, err := io.ReadAll(c)
 		if err != nil {
