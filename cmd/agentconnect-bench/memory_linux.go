@@ -107,7 +107,11 @@ func memory(ctx context.Context, _ int) ([]figures.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	time.Sleep(rest.After + time.Second) // that is what rest is
+	select { // that is what rest is
+	case <-time.After(rest.After + time.Second):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	supervisor, err := peers.PSS(cmd.Process.Pid)
 	if err != nil {
 		return nil, err
