@@ -181,7 +181,7 @@ func ask(ctx context.Context, socket string, r wire.Request) (reply wire.Reply, 
 			files = append(files, more...)
 			err = errors.Join(err, perr)
 		}
-		answer = append(answer, buf[:n]...)
+		answer = append(answer, buf[:max(n, 0)]...) // -1 with an error
 		if err == nil && (n == 0 || len(answer) > maxRequest) {
 			err = errors.New("the daemon's answer does not end")
 		}

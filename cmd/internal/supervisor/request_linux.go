@@ -36,7 +36,7 @@ func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 		if flags&unix.MSG_CTRUNC != 0 || len(files) > maxPassed {
 			return nil, files, errors.New("request: too many descriptors")
 		}
-		line = append(line, buf[:n]...)
+		line = append(line, buf[:max(n, 0)]...) // -1 with an error
 		if i := bytes.IndexByte(line, '\n'); i >= 0 {
 			if i != len(line)-1 {
 				return nil, files, errors.New("request: more than one line before the reply")

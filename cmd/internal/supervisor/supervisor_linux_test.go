@@ -750,6 +750,17 @@ func TestStopInTheMiddleOfAStartRunsNothing(t *testing.T) {
 	}
 }
 
+func TestClientThatSaysNothingHarmsNobody(t *testing.T) {
+	r := supervise(t, agentOf(t)).ready()
+	r.dial() // its time ends with the supervisor's, at the latest
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, last := r.end(); code != 0 || last != "stopped" {
+		t.Errorf("exit %d, last words %q", code, last)
+	}
+}
+
 func TestRequestsThatAreNone(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	for _, bad := range []string{"\n", "{}\n", "[]\n", "{\"v\":1,\"op\":\"status\",\"extra\":1}\n", strings.Repeat("x", 300<<10) + "\n", "{\"v\":1,\"op\":\"status\"}\n{\"more\":1}\n"} {
