@@ -27,6 +27,9 @@ func (s *Supervisor) exec(_ context.Context, conn *net.UnixConn, _ *wire.Request
 
 func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 	line, err := bufio.NewReader(io.LimitReader(conn, maxRequest)).ReadBytes('\n')
+	if len(line) == 0 && errors.Is(err, io.EOF) {
+		return nil, nil, errNoRequest
+	}
 	if err != nil {
 		return nil, nil, errors.New("request: cut short or too long")
 	}

@@ -22,7 +22,7 @@ const maxPassed = 3
 func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 	var line []byte
 	var files []*os.File
-	buf := make([]byte, 16<<10)
+	buf := make([]byte, 4<<10) // kept while a connection waits for its next request
 	oob := make([]byte, unix.CmsgSpace(16*4))
 	for {
 		n, on, flags, _, err := conn.ReadMsgUnix(buf, oob)
@@ -50,7 +50,7 @@ func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 			return nil, files, fmt.Errorf("request: %w", err)
 		}
 		if n == 0 {
-			return nil, files, errors.New("request: the connection ended")
+			return nil, files, errNoRequest
 		}
 	}
 	var req wire.Request

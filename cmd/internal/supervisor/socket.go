@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,9 @@ import (
 
 // maxRequest bounds the first line of a connection, in bytes.
 const maxRequest = 256 << 10
+
+// errNoRequest: the other end has closed where a request could have begun.
+var errNoRequest = errors.New("request: the connection ended")
 
 // helloTime is how long a peer may take to say what it wants.
 const helloTime = 10 * time.Second
@@ -120,13 +124,32 @@ func (s *Supervisor) serve(ctx context.Context, v *server) {
 	})
 }
 
-// handle serves one connection.
+// handle serves one connection. Who asked for the status may ask again: a daemon with many
+// agents does, and to connect costs both more than the question.
 func (s *Supervisor) handle(ctx context.Context, conn *net.UnixConn) error {
 	if err := peer.Check(conn); err != nil {
 		return err
 	}
 	conn.SetReadDeadline(time.Now().Add(helloTime))
-	req, files, err := readRequest(conn)
+	for first := true; ; first = false {
+		req, files, err := readRequest(conn)
+		if errors.Is(err, errNoRequest) && !first {
+			return nil
+		}
+		if err == nil && req.Op == wire.OpStatus && req.Version == wire.Version && len(files) == 0 {
+			err := writeLine(conn, wire.Reply{Version: wire.Version, OK: true, Status: s.status()})
+			conn.SetReadDeadline(time.Time{})
+			if err = cmp.Or(err, ctx.Err()); err != nil {
+				return err
+			}
+			continue
+		}
+		return s.request(ctx, conn, req, files, err)
+	}
+}
+
+// request serves the last request of a connection; err is how reading it went.
+func (s *Supervisor) request(ctx context.Context, conn *net.UnixConn, req *wire.Request, files []*os.File, err error) error {
 	defer func() {
 		for _, f := range files {
 			f.Close()
@@ -147,8 +170,6 @@ func (s *Supervisor) handle(ctx context.Context, conn *net.UnixConn) error {
 		return writeLine(conn, wire.Reply{Version: wire.Version, Error: fmt.Sprintf("protocol version %d, want %d: %s", req.Version, wire.Version, older)})
 	}
 	switch req.Op {
-	case wire.OpStatus:
-		return writeLine(conn, wire.Reply{Version: wire.Version, OK: true, Status: s.status()})
 	case wire.OpEgress:
 		if err := s.word(req.Egress); err != nil {
 			return writeLine(conn, wire.Reply{Version: wire.Version, Error: err.Error()})

@@ -761,6 +761,40 @@ func TestClientThatSaysNothingHarmsNobody(t *testing.T) {
 	}
 }
 
+func TestStatusIsSaidAgainOnTheSameConnection(t *testing.T) {
+	r := supervise(t, agentOf(t)).ready()
+	_, conn, answers := r.ask(wire.Request{Op: wire.OpStatus})
+	c := r.attach()
+	c.session(r.spec.Dir)
+	ask := func(line string) (reply wire.Reply) {
+		t.Helper()
+		if _, err := conn.Write([]byte(line)); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := answers.ReadBytes('\n')
+		if err == nil {
+			err = json.Unmarshal(answer, &reply)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply
+	}
+	status := fmt.Sprintf(`{"v":%d,"op":"status"}`+"\n", wire.Version)
+	for range 3 {
+		if st := ask(status).Status; st == nil || st.Clients != 1 || st.Sessions != 1 {
+			t.Errorf("status %+v", st)
+		}
+	}
+	// One that waits for the next question keeps nothing from ending.
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, last := r.end(); code != 0 || last != "stopped" {
+		t.Errorf("exit %d, last words %q", code, last)
+	}
+}
+
 func TestRequestsThatAreNone(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	for _, bad := range []string{"\n", "{}\n", "[]\n", "{\"v\":1,\"op\":\"status\",\"extra\":1}\n", strings.Repeat("x", 300<<10) + "\n", "{\"v\":1,\"op\":\"status\"}\n{\"more\":1}\n"} {

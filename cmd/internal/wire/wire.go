@@ -301,7 +301,8 @@ const (
 	// OpSecret gives the running agent a secret's new value, or without a value takes the
 	// secret away. Files change at once; the environment of what runs cannot.
 	OpSecret = "secret"
-	// OpStatus: the Reply carries Status; the connection then closes.
+	// OpStatus: the Reply carries Status. Further requests may follow on the connection; older
+	// supervisors close it.
 	OpStatus = "status"
 	// OpEgress says a word about the network; the Reply carries Status.
 	OpEgress = "egress"
