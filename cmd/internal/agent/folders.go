@@ -1,5 +1,6 @@
-// Which folders outside ROOT agents can write. Each start asks, so a file is read again only
-// when it has changed: with 500 agents all of them would be read 500 times.
+// What all agents' files say. Each start asks which folders outside ROOT agents can write, and each
+// status for all of it, so a file is read again only when it has changed: with 500 agents all of
+// them would be read 500 times.
 
 package agent
 
@@ -18,10 +19,10 @@ import (
 // after it may leave the same time.
 const settled = 2 * time.Second
 
-// folders are those of one agent, as its file named them.
-type folders struct {
-	file identity
-	list []string
+// parsed is one agent, as its file was.
+type parsed struct {
+	file  identity
+	agent *Agent
 }
 
 // identity is different for each content of a path, once it is settled.
@@ -38,39 +39,58 @@ func (s *Store) Folders() ([]string, error) {
 	if err != nil && !os.IsNotExist(err) {
 		return nil, err
 	}
-	s.folderMu.Lock()
-	defer s.folderMu.Unlock()
-	now := map[string]folders{}
 	var all []string
 	for _, de := range des {
 		id := de.Name()
 		if strings.HasPrefix(id, ".") || ValidateID(id) != nil {
 			continue
 		}
-		if a := s.Held(id); a != nil {
+		if a, err := s.unchanged(id); err == nil {
 			all = append(all, a.Folders()...)
-			continue
 		}
-		// Looked at before it is read: a change in between is seen by the next look.
-		var st unix.Stat_t
-		if unix.Lstat(s.Dirs(id).File, &st) != nil {
-			continue
-		}
-		file := identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim} //nolint:unconvert // not everywhere of that type
-		known, ok := s.folders[id]
-		if !ok || known.file != file {
-			known = folders{file: file}
-			if a, err := s.Load(id); err == nil {
-				known.list = a.Folders()
-			}
-		}
-		if st.Mode&unix.S_IFMT == unix.S_IFREG && time.Since(time.Unix(st.Ctim.Unix())) > settled {
-			now[id] = known
-		}
-		all = append(all, known.list...)
 	}
-	s.folders = now
 	return all, nil
+}
+
+// unchanged is Load for one who changes nothing of what he gets: others get the same.
+func (s *Store) unchanged(id string) (*Agent, error) {
+	if a := s.Held(id); a != nil {
+		return a, nil
+	}
+	// Looked at before it is read: a change in between is seen by the next look.
+	var st unix.Stat_t
+	if unix.Lstat(s.Dirs(id).File, &st) != nil {
+		s.keep(id, nil)
+		return s.Load(id)
+	}
+	file := identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim} //nolint:unconvert // not everywhere of that type
+	s.parsedMu.Lock()
+	known := s.parsed[id]
+	s.parsedMu.Unlock()
+	if known != nil && known.file == file {
+		return known.agent, nil
+	}
+	a, err := s.Load(id)
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || time.Since(time.Unix(st.Ctim.Unix())) <= settled {
+		s.keep(id, nil)
+		return a, err
+	}
+	s.keep(id, &parsed{file: file, agent: a})
+	return a, nil
+}
+
+// keep remembers what a file said; nil: nothing.
+func (s *Store) keep(id string, p *parsed) {
+	s.parsedMu.Lock()
+	defer s.parsedMu.Unlock()
+	if p == nil {
+		delete(s.parsed, id)
+		return
+	}
+	if s.parsed == nil {
+		s.parsed = map[string]*parsed{}
+	}
+	s.parsed[id] = p
 }
 
 // Folders gives the absolute folders outside its directory that the agent may write.

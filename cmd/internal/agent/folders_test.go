@@ -37,6 +37,20 @@ func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
 		if slices.Sort(got); !slices.Equal(got, folders) {
 			t.Errorf("%s: %q, want %q", what, got, folders)
 		}
+		// A list goes by the same.
+		list, err := s.List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var listed []string
+		for _, e := range list {
+			if e.Agent != nil {
+				listed = append(listed, e.Agent.Folders()...)
+			}
+		}
+		if slices.Sort(listed); !slices.Equal(listed, folders) {
+			t.Errorf("%s: the list has %q, want %q", what, listed, folders)
+		}
 	}
 	want("no agents")
 	write("a", "/project/one")
@@ -49,7 +63,10 @@ func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
 	if err := unix.Lstat(s.Dirs("a").File, &st); err != nil {
 		t.Fatal(err)
 	}
-	s.folders = map[string]folders{"a": {file: identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim}, list: []string{"/kept"}}} //nolint:unconvert // not everywhere of that type
+	s.keep("a", &parsed{
+		file:  identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim}, //nolint:unconvert // not everywhere of that type
+		agent: &Agent{ID: "a", Runtime: "selftest", Workspace: "/kept"},
+	})
 	want("not changed since", "/kept")
 	write("b", "/project/b")
 	write("a", "/project/six")

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,8 +42,8 @@ type Store struct {
 	mu   sync.Mutex
 	held map[string]*Agent
 
-	folderMu sync.Mutex
-	folders  map[string]folders // by id, what Folders has read
+	parsedMu sync.Mutex
+	parsed   map[string]*parsed // by id
 }
 
 // Hold keeps a configuration in memory alone: of an agent that a control plane placed here,
@@ -130,7 +131,8 @@ type Entry struct {
 }
 
 // List gives all agents by id. A broken one is an entry with its error and stops no
-// other; a directory without agent.json is no agent. No ROOT means no agents.
+// other; a directory without agent.json is no agent. No ROOT means no agents. The agents
+// are not the caller's to change.
 func (s *Store) List() ([]Entry, error) {
 	des, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,11 +153,17 @@ func (s *Store) List() ([]Entry, error) {
 				continue
 			}
 			e.Err = fmt.Errorf("%s: %w", filepath.Join(s.dir, id), err)
-		} else if e.Agent, e.Err = s.Load(id); errors.Is(e.Err, ErrNotFound) {
+		} else if e.Agent, e.Err = s.unchanged(id); errors.Is(e.Err, ErrNotFound) {
 			continue
 		}
 		list = append(list, e)
 	}
+	s.parsedMu.Lock()
+	defer s.parsedMu.Unlock()
+	maps.DeleteFunc(s.parsed, func(id string, _ *parsed) bool {
+		_, there := slices.BinarySearchFunc(list, id, func(e Entry, id string) int { return strings.Compare(e.ID, id) })
+		return !there
+	})
 	return list, nil
 }
 
