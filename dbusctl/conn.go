@@ -55,6 +55,8 @@ type Conn struct {
 	version units.Version
 	jobs    map[*job]struct{}
 	watches map[*watch]struct{}
+
+	known known
 }
 
 // session is one connection to one bus.
@@ -75,6 +77,7 @@ func Connect(ctx context.Context, place Place, log *slog.Logger) (*Conn, error) 
 		place: place, log: log,
 		ready: make(chan struct{}),
 		jobs:  map[*job]struct{}{}, watches: map[*watch]struct{}{},
+		known: known{units: map[dbus.ObjectPath]*knownUnit{}},
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -153,11 +156,13 @@ func (c *Conn) open(ctx context.Context) (*session, error) {
 
 // handshake returns a session together with an error where it is there to be closed.
 func (c *Conn) handshake(ctx, life context.Context) (*session, error) {
-	conn, err := dial(ctx, c.place.Bus(), dbus.WithContext(life), dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()))
+	s := &session{signals: make(chan *dbus.Signal)}
+	handler := &heeding{dbus.NewSequentialSignalHandler(), func(signal *dbus.Signal) { c.known.heard(s, signal) }}
+	conn, err := dial(ctx, c.place.Bus(), dbus.WithContext(life), dbus.WithSignalHandler(handler))
 	if err != nil {
 		return nil, err
 	}
-	s := &session{bus: conn, signals: make(chan *dbus.Signal)}
+	s.bus = conn
 	conn.Signal(s.signals)
 	// EXTERNAL, by number: a login name would need a look-up.
 	if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
@@ -235,6 +240,7 @@ func (c *Conn) reached() {
 	if len(c.watches) > 0 || len(c.jobs) > 0 {
 		c.current.bus.Object(systemd, managerPath).Go(manager+".Subscribe", dbus.FlagNoReplyExpected|dbus.FlagNoAutoStart, nil)
 	}
+	c.known.begin(c.current, c.current.owner)
 	c.age++
 	c.isReady = true
 	close(c.ready)

@@ -829,6 +829,71 @@ func TestBusOrManagerRestartsUnderAWatch(t *testing.T) {
 	}
 }
 
+func TestWhatIsKnownIsAsNewAsTheLastAnswer(t *testing.T) {
+	c := needManager(t)
+	ctx := within(t)
+	u := transient(t, c, "known.service", []string{"ready"})
+	if err := c.StartTransient(ctx, u, Fail); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := c.Known(u.Name); ok {
+		t.Error("it is not watched, and known")
+	}
+	watching, stop := context.WithCancel(ctx)
+	changes, err := c.Watch(watching, u.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// right compares what is known after some answer with what there is; unknown is never wrong.
+	right := func(after string) (known bool) {
+		t.Helper()
+		for err := ErrBusGone; err != nil; {
+			if _, err = c.List(ctx, "known.service"); err != nil && !errors.Is(err, ErrBusGone) {
+				t.Fatal(err)
+			}
+		}
+		k, known := c.Known(u.Name)
+		p, err := c.Properties(ctx, u.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range k.Names() {
+			if got, want := fmt.Sprint(k.m[name]), fmt.Sprint(p.m[name]); got != want {
+				t.Errorf("%s: %s is known to be %s, and is %s", after, name, got, want)
+			}
+		}
+		return known
+	}
+	right("the beginning")
+	for range 20 {
+		if err := c.Restart(ctx, u.Name, Replace); err != nil {
+			t.Fatal(err)
+		}
+		if !right("a restart of the unit") {
+			t.Error("the unit was restarted, and the manager is to be asked how it is")
+		}
+	}
+	for name, restart := range restarts {
+		epoch := c.Epoch()
+		restart(t, c)
+		right(name)
+		if c.Epoch() == epoch {
+			t.Errorf("%s: nobody is told that unit files may have been read", name)
+		}
+	}
+	// A stranger's word is not the manager's.
+	if out, err := exec.CommandContext(ctx, "busctl", "--user", "emit", string(objectPath(u.Name)), properties, "PropertiesChanged", "sa{sv}as", systemd+".Service", "1", "StatusText", "s", "a lie", "0").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	right("a stranger's signal")
+	stop()
+	for range changes {
+	}
+	if _, ok := c.Known(u.Name); ok {
+		t.Error("nobody watches it any more, and it is known")
+	}
+}
+
 func TestBusOrManagerRestartsUnderAJob(t *testing.T) {
 	c := needManager(t)
 	for name, restart := range restarts {

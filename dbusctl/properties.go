@@ -65,8 +65,12 @@ func (c *Conn) Properties(ctx context.Context, unit string) (Properties, error) 
 		return Properties{}, err
 	}
 	p := Properties{m: map[string]dbus.Variant{}}
+	changes, followed := c.known.count(path)
 	// An empty interface name is all of them.
 	err = c.call(ctx, request{unit: unit, verb: "properties", path: path, method: properties + ".GetAll", args: []any{""}}, &p.m)
+	if err == nil && followed {
+		c.known.answered(path, changes, p.m)
+	}
 	return p, err
 }
 

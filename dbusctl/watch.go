@@ -144,6 +144,7 @@ func (c *Conn) Watch(ctx context.Context, unit string) (<-chan Change, error) {
 		c.unwatch(w)
 		return nil, err
 	}
+	c.known.follow(w.path)
 	w.post(Change{Look: true})
 	out := make(chan Change)
 	c.mu.Lock()
@@ -191,9 +192,22 @@ func (c *Conn) unwatch(w *watch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.watches, w)
+	if !c.watched(w.path) {
+		c.known.drop(w.path)
+	}
 	if w.on != nil && w.on == c.current {
 		for _, rule := range w.rules() {
 			w.on.send("RemoveMatch", rule)
 		}
 	}
+}
+
+// watched reports whether somebody watches the unit; c.mu is held.
+func (c *Conn) watched(path dbus.ObjectPath) bool {
+	for w := range c.watches {
+		if w.path == path {
+			return true
+		}
+	}
+	return false
 }
