@@ -14,13 +14,16 @@ import (
 func Read(g cgroup.Group) *Usage {
 	u := &Usage{
 		Memory: count(g, "memory.current"), MemoryPeak: count(g, "memory.peak"), Tasks: count(g, "pids.current"),
-		CPU: event(g, "cpu.stat", "usage_usec"), OOMKills: event(g, "memory.events", "oom_kill"),
+		CPU: event(g, "cpu.stat", "usage_usec"), OOMKills: OOMKills(g),
 		MemoryPressure: pressure(g, "memory.pressure"), CPUPressure: pressure(g, "cpu.pressure"),
 		Frozen: g.Events("cgroup.events")["frozen"] == 1,
 		Limits: InForce(g),
 	}
 	return u
 }
+
+// OOMKills reads how many processes of a group, and of those below it, were killed for memory.
+func OOMKills(g cgroup.Group) *uint64 { return event(g, "memory.events", "oom_kill") }
 
 // InForce reads the limits of a group.
 func InForce(g cgroup.Group) Limits {
@@ -95,12 +98,11 @@ var kinds = []struct {
 
 func number(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// Unmet compares what was wanted with what is in force in the group of a scope: an
+// Unmet compares what was wanted with what is in force in the group of the unit: an
 // administrator's drop-in wins over what we pass, so that a limit is never assumed. A
 // limit that an operator asked for and the group lacks is an error; a default that it
 // lacks, or another value, is a note.
-func Unmet(g cgroup.Group, want wire.Limits) (notes []string, err error) {
-	in := InForce(g)
+func Unmet(unit string, in Limits, want wire.Limits) (notes []string, err error) {
 	for _, k := range kinds {
 		w, got := k.want(want), k.got(in)
 		switch {
@@ -110,7 +112,7 @@ func Unmet(g cgroup.Group, want wire.Limits) (notes []string, err error) {
 		case !slices.Contains(want.Asked, k.asked):
 			notes = append(notes, fmt.Sprintf("no %s, though %s is the default: this user's control groups have no controller for it", k.name, k.text(w)))
 		case err == nil:
-			err = fmt.Errorf("the %s of %s that was asked for is not in force: %s has none (its controller is not delegated to this user, or a drop-in took it away); see `systemctl cat user@.service` for Delegate=, or take the limit away with `agentconnect agent edit ID %s`", k.name, k.text(w), g.Unit(), k.remove)
+			err = fmt.Errorf("the %s of %s that was asked for is not in force: %s has none (its controller is not delegated to this user, or a drop-in took it away); see `systemctl cat user@.service` for Delegate=, or take the limit away with `agentconnect agent edit ID %s`", k.name, k.text(w), unit, k.remove)
 		}
 	}
 	return notes, err

@@ -83,7 +83,7 @@ func TestLimitsThatAreNotInForce(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := want
 			w.Asked = c.asked
-			notes, err := Unmet(group(t, c.files), w)
+			notes, err := Unmet("agent-alice.scope", InForce(group(t, c.files)), w)
 			if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("error %v, want %q", err, c.err)
 			}
@@ -97,7 +97,7 @@ func TestLimitsThatAreNotInForce(t *testing.T) {
 			}
 		})
 	}
-	if notes, err := Unmet(group(t, nil), wire.Limits{}); len(notes) > 0 || err != nil {
+	if notes, err := Unmet("agent-alice.scope", InForce(group(t, nil)), wire.Limits{}); len(notes) > 0 || err != nil {
 		t.Errorf("nothing wanted: %q, %v", notes, err)
 	}
 }

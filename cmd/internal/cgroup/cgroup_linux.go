@@ -4,12 +4,12 @@
 package cgroup
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,11 +24,24 @@ var mounts = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}
 type Group struct {
 	// Path is its directory in the file system, Name its path below the hierarchy's root.
 	Path, Name string
+
+	dir int // opened; 0: none
+}
+
+// Open gives the group with its directory open until done is called: for one who reads many of
+// its files, whose way is a long one. The group given is as good where that is not possible.
+func (g Group) Open() (open Group, done func()) {
+	fd, err := again(func() (int, error) { return unix.Open(g.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return g, func() {}
+	}
+	g.dir = fd
+	return g, func() { unix.Close(fd) }
 }
 
 // Of finds the group of a process, in the unified hierarchy.
 func Of(pid int) (Group, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	b, err := read(unix.AT_FDCWD, "/proc/"+strconv.Itoa(pid)+"/cgroup")
 	if err != nil {
 		return Group{}, err
 	}
@@ -56,21 +69,58 @@ func root() string {
 func (g Group) Unit() string { return filepath.Base(g.Name) }
 
 // Parent is the group above.
-func (g Group) Parent() Group { return Group{filepath.Dir(g.Path), filepath.Dir(g.Name)} }
+func (g Group) Parent() Group { return Group{Path: filepath.Dir(g.Path), Name: filepath.Dir(g.Name)} }
 
 // Child is the group of that name below.
 func (g Group) Child(name string) Group {
-	return Group{filepath.Join(g.Path, name), filepath.Join(g.Name, name)}
+	return Group{Path: filepath.Join(g.Path, name), Name: filepath.Join(g.Name, name)}
 }
 
 // Value reads a file of the group, trimmed; ok is false where the group has none (its
 // controller is not there).
 func (g Group) Value(name string) (value string, ok bool) {
-	b, err := os.ReadFile(filepath.Join(g.Path, name))
+	dir, path := unix.AT_FDCWD, g.Path+"/"+name
+	if g.dir > 0 {
+		dir, path = g.dir, name
+	}
+	b, err := read(dir, path)
 	if err != nil {
 		return "", false
 	}
 	return strings.TrimSpace(string(b)), true
+}
+
+// read gives a small file of the kernel's, whose size says nothing. Such a file never blocks: what
+// os.ReadFile does besides (asking for its size, offering it to the poller) takes longer than
+// this, and a status reads a dozen of them for each agent.
+func read(dir int, path string) ([]byte, error) {
+	fd, err := again(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 0, 1<<10)
+	for {
+		b = slices.Grow(b, 512)
+		n, err := again(func() (int, error) { return unix.Read(fd, b[len(b):cap(b)]) })
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		if n == 0 {
+			return b, nil
+		}
+		b = b[:len(b)+n]
+	}
+}
+
+// again repeats a call that a signal interrupted.
+func again(f func() (int, error)) (int, error) {
+	for {
+		n, err := f()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
 
 // Count reads a file with one number, or "max", which is not a number: ok is false.
@@ -90,9 +140,8 @@ func (g Group) Events(name string) map[string]uint64 {
 		return nil
 	}
 	out := map[string]uint64{}
-	s := bufio.NewScanner(strings.NewReader(v))
-	for s.Scan() {
-		key, number, _ := strings.Cut(s.Text(), " ")
+	for line := range strings.Lines(v) {
+		key, number, _ := strings.Cut(line, " ")
 		if n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 64); err == nil {
 			out[key] = n
 		}

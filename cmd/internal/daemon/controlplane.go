@@ -108,8 +108,8 @@ func (r *remote) secretsOf(id string) map[string]string {
 	return r.secrets[id]
 }
 
-// addTo adds to a status what is the control plane's.
-func (r *remote) addTo(s *control.Status) {
+// addTo adds to a status what is the control plane's; state says how an agent is.
+func (r *remote) addTo(s *control.Status, state func(id string) Unit) {
 	if r == nil {
 		return
 	}
@@ -117,7 +117,7 @@ func (r *remote) addTo(s *control.Status) {
 	for _, p := range r.placement.List() {
 		i := slices.IndexFunc(s.Agents, func(a control.AgentStatus) bool { return a.ID == p.ID })
 		if i < 0 {
-			s.Agents = append(s.Agents, r.d.agentStatus(p.ID, nil))
+			s.Agents = append(s.Agents, r.d.agentStatus(p.ID, nil, state(p.ID)))
 			i = len(s.Agents) - 1
 			if !p.Known {
 				s.Agents[i].Notes = append(s.Agents[i].Notes, errUnread.Error())

@@ -85,7 +85,13 @@ type ManagerDeps struct {
 const (
 	probeTimeout = 2 * time.Minute
 	endMargin    = 10 * time.Second // beyond the agents' graces, when the daemon ends
-	askTimeout   = time.Second      // for a supervisor's own status
+	askTimeout   = time.Second      // for a supervisor's own status, from its turn on
+	askPromptly  = askTimeout / 10  // after that the next one has its turn
+	// askAllTimeout bounds a status; its client waits for 10 s.
+	askAllTimeout = 5 * time.Second
+	// askedAtOnce is how many supervisors are asked at a time: enough for the processors, and
+	// too few for one to be late because of the others.
+	askedAtOnce = 32
 )
 
 // Daemon is one running daemon.
@@ -110,6 +116,9 @@ type Daemon struct {
 	passed  chan struct{}   // holds one: a probe by others passed
 	loading sync.Mutex      // one reload at a time
 	life    context.Context //nolint:containedctx // of the daemon; set once it may connect, under loading
+
+	findings audit.Counts
+	lines    lines
 
 	watching atomic.Bool // what runs is taken over, and stops by hand are noticed
 
@@ -927,17 +936,12 @@ func (d *Daemon) recover(why string) {
 	d.mu.Lock()
 	ids := d.wanted.list()
 	d.mu.Unlock()
-	var up map[string]bool
-	if sup, ok := d.sup.(lister); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), limitsTimeout)
-		up, _ = sup.Up(ctx) // without an answer each is asked for
-		cancel()
+	if len(ids) == 0 {
+		return
 	}
+	state := d.states(context.Background())
 	for _, id := range ids {
-		if up[id] {
-			continue
-		}
-		if s := d.agentStatus(id, nil); s.State == control.StateRefused {
+		if s := d.agentStatus(id, nil, state(id)); s.State == control.StateRefused {
 			_ = d.startIfWanted(id, why) // its outcome shows in the agent's status
 		}
 	}
@@ -1049,9 +1053,9 @@ func (d *Daemon) changed(id string, u Unit) {
 	d.log.Debug("agent", "agent", id, "state", u.State, "pid", u.PID, "reason", u.Reason, "line", u.Line)
 }
 
-// agentStatus is what is known of one agent without asking its supervisor. e may be nil.
-func (d *Daemon) agentStatus(id string, e *config.AgentEntry) control.AgentStatus {
-	u := d.sup.State(id)
+// agentStatus is what is known of one agent, which is in state u, without asking its supervisor.
+// e may be nil.
+func (d *Daemon) agentStatus(id string, e *config.AgentEntry, u Unit) control.AgentStatus {
 	s := control.AgentStatus{ID: id, State: u.State, Reason: u.Reason, Line: u.Line, PID: u.PID, Since: u.Since, Restarts: u.Restarts, Socket: u.Socket}
 	if s.State == "" {
 		s.State = control.StateStopped
@@ -1090,7 +1094,7 @@ func (d *Daemon) agentStatus(id string, e *config.AgentEntry) control.AgentStatu
 		}
 		s.Workspace = d.store.WorkspacePath(a)
 		s.GitSeals, s.Git = b.GitSeals(a), Git(d.store, a)
-		if s.Findings = audit.Findings(audit.Path(d.cfg.Root, id)); s.Findings > 0 {
+		if s.Findings = d.findings.Findings(audit.Path(d.cfg.Root, id)); s.Findings > 0 {
 			s.Notes = append(s.Notes, fmt.Sprintf("%d findings in files that git and other programs of the host trust; see `agentconnect audit %s`", s.Findings, id))
 		}
 		if a.Limits != (agent.Limits{}) && d.sup.Name() == "direct" {
@@ -1121,12 +1125,14 @@ func (d *Daemon) status(ctx context.Context, ask bool) *control.Status {
 	if err != nil {
 		s.Warnings = append(s.Warnings, err.Error())
 	}
+	state := d.states(ctx)
 	for i := range entries {
-		s.Agents = append(s.Agents, d.agentStatus(entries[i].ID, &entries[i]))
+		s.Agents = append(s.Agents, d.agentStatus(entries[i].ID, &entries[i], state(entries[i].ID)))
 	}
-	d.remote.addTo(s)
+	d.remote.addTo(s, state)
 	if ask {
 		s.Usage = d.ask(ctx, s.Agents)
+		d.lines.keep(s.Agents)
 	}
 	s.Log, _ = Tail(DaemonLog(cfg.Root), logLines)
 	return s
@@ -1134,29 +1140,42 @@ func (d *Daemon) status(ctx context.Context, ask bool) *control.Status {
 
 // ask fills in what only the supervisors, the manager and the kernel know, and returns
 // what all agents use together. A supervisor that does not answer in time leaves a note,
-// and keeps nobody waiting longer.
+// and keeps neither the others nor whoever asks waiting for longer.
 func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) *accounting.Usage {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)
 	defer cancel()
-	totals := make([]*accounting.Usage, len(agents))
+	var all *accounting.Usage
+	var once sync.Once
+	together := func(read func() *accounting.Usage) { once.Do(func() { all = read() }) }
+	turns := make(chan struct{}, askedAtOnce)
 	var wg sync.WaitGroup
 	for i := range agents {
 		a := &agents[i]
 		if a.Socket == "" {
 			continue
 		}
+		turns <- struct{}{} // each is given back in a moment
 		wg.Go(func() {
-			totals[i] = d.account(a)
-			d.dropIns(ctx, a)
-			if a.Usage != nil && a.Usage.Frozen {
-				a.Notes = append(a.Notes, fmt.Sprintf("frozen: it goes on after `systemctl --user thaw '%s'`", units.SliceName(a.ID)))
-				return // its supervisor, too
-			}
-			st, err := wireStatus(ctx, a.Socket)
-			if err != nil {
-				a.Notes = append(a.Notes, "its supervisor does not answer: "+err.Error())
-				return
-			}
+			back := sync.OnceFunc(func() { <-turns })
+			defer back()
+			d.askOne(ctx, a, together, back)
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// askOne asks for one agent that runs. It calls slow when an answer is a while in coming.
+func (d *Daemon) askOne(ctx context.Context, a *control.AgentStatus, all func(read func() *accounting.Usage), slow func()) {
+	err := errEnded
+	if d.account(a, all) {
+		d.dropIns(ctx, a)
+		if a.Usage != nil && a.Usage.Frozen {
+			a.Notes = append(a.Notes, fmt.Sprintf("frozen: it goes on after `systemctl --user thaw '%s'`", units.SliceName(a.ID)))
+			return // its supervisor, too
+		}
+		var st *wire.Status
+		if st, err = d.askSupervisor(ctx, a, slow); err == nil {
 			a.Clients, a.Egress = st.Clients, st.Egress
 			a.GitSeals = st.GitSeals
 			a.Notes = append(a.Notes, st.Notes...)
@@ -1166,10 +1185,51 @@ func (d *Daemon) ask(ctx context.Context, agents []control.AgentStatus) *account
 			if st.Build != d.o.Build {
 				a.Build = st.Build
 			}
-		})
+			return
+		}
 	}
-	wg.Wait()
-	return cmp.Or(totals...)
+	if u := d.sup.State(a.ID); u.State != control.StateRunning || u.PID != a.PID {
+		// It ended while we asked.
+		a.State, a.Reason, a.Line, a.PID, a.Since, a.Restarts, a.Socket = cmp.Or(u.State, control.StateStopped), u.Reason, u.Line, u.PID, u.Since, u.Restarts, u.Socket
+		a.Usage, a.Unmet, a.DropIns = nil, nil, nil
+		return
+	}
+	if why, ok := errors.AsType[haltedError](err); ok {
+		a.Notes = append(a.Notes, string(why))
+		return
+	}
+	a.Notes = append(a.Notes, "its supervisor does not answer: "+err.Error())
+}
+
+var errEnded = errors.New("it has ended")
+
+// haltedError says what keeps a supervisor from answering.
+type haltedError string
+
+func (e haltedError) Error() string { return string(e) }
+
+// askSupervisor asks one. What cannot answer is not waited for.
+func (d *Daemon) askSupervisor(ctx context.Context, a *control.AgentStatus, slow func()) (*wire.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	ctx, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	id, pid := a.ID, a.PID
+	late := time.AfterFunc(askPromptly, func() {
+		slow()
+		if why := halted(id, pid); why != "" {
+			give(haltedError(why))
+		}
+	})
+	defer late.Stop()
+	st, err := d.lines.status(ctx, a.Socket, a.PID)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("not within %v", askTimeout)
+		}
+	}
+	return st, err
 }
 
 func (d *Daemon) watched() []string {

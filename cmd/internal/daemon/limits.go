@@ -21,9 +21,23 @@ type limiter interface {
 	DropIns(ctx context.Context, id string) ([]string, error)
 }
 
-// lister is a Supervision that tells at once which agents are up: running, or on the way.
+// lister is a Supervision that tells at once how all agents are; one that it leaves out was
+// never started. Its error says why nothing is known.
 type lister interface {
-	Up(ctx context.Context) (map[string]bool, error)
+	States(ctx context.Context) (map[string]Unit, error)
+}
+
+// states says how the agents are, asking for all of them at once where that can be done.
+func (d *Daemon) states(ctx context.Context) func(id string) Unit {
+	sup, ok := d.sup.(lister)
+	if !ok {
+		return d.sup.State
+	}
+	all, err := sup.States(ctx)
+	if err != nil {
+		return func(string) Unit { return Unit{State: control.StateFailed, Reason: err.Error()} }
+	}
+	return func(id string) Unit { return all[id] }
 }
 
 // limitsTimeout bounds the change of one agent's limits.

@@ -33,6 +33,8 @@ func TestMain(m *testing.M) {
 //	say:TEXT     STATUS=TEXT
 //	err:TEXT     a line on stderr
 //	listen       listens on the socket of the spec
+//	serve        the same, and says its status to whoever asks, serve:once once on each
+//	             connection; notes that in the files "connected" and "asked"
 //	env:FILE     writes its environment
 //	writespec    tries to change the sealed spec and says how it went on stderr
 //	term:ignore  SIGTERM does nothing
@@ -90,6 +92,14 @@ func fakeSupervisor() {
 					}
 				}
 			}()
+		case "serve":
+			os.Remove(spec.Socket)
+			l, err := net.Listen("unix", spec.Socket)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			go serveStatus(l, spec.Dir, arg == "once")
 		case "env":
 			os.WriteFile(arg, []byte(strings.Join(os.Environ(), "\n")), 0o600)
 		case "writespec":
@@ -113,6 +123,33 @@ func fakeSupervisor() {
 			n, _ := strconv.Atoi(arg)
 			os.Exit(n)
 		}
+	}
+}
+
+// serveStatus answers whoever asks.
+func serveStatus(l net.Listener, dir string, once bool) {
+	note := func(what string) {
+		f, _ := os.OpenFile(filepath.Join(dir, what), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		fmt.Fprintln(f, what)
+		f.Close()
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		note("connected")
+		go func() {
+			defer c.Close()
+			var req wire.Request
+			for dec := json.NewDecoder(c); dec.Decode(&req) == nil; {
+				note("asked")
+				json.NewEncoder(c).Encode(wire.Reply{Version: wire.Version, OK: true, Status: &wire.Status{Build: "test", PID: os.Getpid(), Clients: 7, Line: "at work as " + strconv.Itoa(os.Getpid())}})
+				if once {
+					return
+				}
+			}
+		}()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"path"
 	"slices"
+	"sync"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
@@ -231,7 +232,7 @@ func (d *Daemon) agentNow(ctx context.Context, id string) (*control.AgentStatus,
 	if err != nil && e.Err == nil {
 		e.ID, e.Err = id, err
 	}
-	one := []control.AgentStatus{d.agentStatus(id, &e)}
+	one := []control.AgentStatus{d.agentStatus(id, &e, d.sup.State(id))}
 	d.ask(ctx, one)
 	return &one[0], nil
 }
@@ -254,21 +255,112 @@ func wireStatus(ctx context.Context, socket string) (*wire.Status, error) {
 		return nil, err
 	}
 	defer c.Close()
+	st, _, err := statusOn(ctx, c)
+	return st, err
+}
+
+// statusOn asks on a connection, which whole says can be used again.
+func statusOn(ctx context.Context, c net.Conn) (st *wire.Status, whole bool, err error) {
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
+	defer func() { whole = stop() && err == nil }()
 	req, err := json.Marshal(wire.Request{Version: wire.Version, Op: wire.OpStatus})
+	if err != nil {
+		return nil, false, err
+	}
+	if _, err := c.Write(append(req, '\n')); err != nil {
+		return nil, false, err
+	}
+	line := make([]byte, 0, 2<<10)
+	for !bytes.HasSuffix(line, []byte("\n")) {
+		if len(line) > maxState {
+			return nil, false, fmt.Errorf("an answer above %d bytes", maxState)
+		}
+		line = slices.Grow(line, 1<<10)
+		n, err := c.Read(line[len(line):cap(line)])
+		if line = line[:len(line)+n]; err != nil {
+			return nil, false, err
+		}
+	}
+	var r wire.Reply
+	if err := json.Unmarshal(line, &r); err != nil {
+		return nil, false, err
+	}
+	if !r.OK || r.Status == nil {
+		return nil, false, errors.New(printable(r.Error))
+	}
+	return r.Status, false, nil
+}
+
+// lines are connections to supervisors that were asked and can be asked again.
+type lines struct {
+	mu   sync.Mutex
+	idle map[string]line // by socket
+}
+
+type line struct {
+	net.Conn
+	pid int // of the supervisor
+}
+
+// status asks the supervisor with that pid. A connection to another one, or that it has closed
+// since, does not count.
+func (l *lines) status(ctx context.Context, socket string, pid int) (*wire.Status, error) {
+	l.mu.Lock()
+	c, had := l.idle[socket]
+	delete(l.idle, socket)
+	l.mu.Unlock()
+	if had {
+		if c.pid == pid {
+			st, whole, err := statusOn(ctx, c)
+			if whole {
+				l.put(socket, c)
+				return st, nil
+			}
+			if err == nil || ctx.Err() != nil {
+				c.Close()
+				return st, err
+			}
+		}
+		c.Close()
+	}
+	conn, err := control.DialAgent(ctx, socket)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.Write(append(req, '\n')); err != nil {
-		return nil, err
+	st, whole, err := statusOn(ctx, conn)
+	if whole {
+		l.put(socket, line{conn, pid})
+	} else {
+		conn.Close()
 	}
-	var r wire.Reply
-	if err := json.NewDecoder(io.LimitReader(c, maxState)).Decode(&r); err != nil {
-		return nil, err
+	return st, err
+}
+
+func (l *lines) put(socket string, c line) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.idle[socket]; ok {
+		c.Close() // of somebody who asked at the same time
+		return
 	}
-	if !r.OK || r.Status == nil {
-		return nil, errors.New(printable(r.Error))
+	if l.idle == nil {
+		l.idle = map[string]line{}
 	}
-	return r.Status, nil
+	l.idle[socket] = c
+}
+
+// keep closes the connections to others than the agents that run.
+func (l *lines) keep(agents []control.AgentStatus) {
+	run := map[string]int{}
+	for _, a := range agents {
+		run[a.Socket] = a.PID
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for socket, c := range l.idle {
+		if run[socket] != c.pid {
+			c.Close()
+			delete(l.idle, socket)
+		}
+	}
 }

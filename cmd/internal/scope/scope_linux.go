@@ -86,7 +86,7 @@ func (p *Placer) Place(ctx context.Context, at supervisor.Placement, pid int) (s
 	for _, l := range t.Lost {
 		s.notes = append(s.notes, l.String())
 	}
-	if s.unmet, err = accounting.Unmet(group, limits); err != nil {
+	if s.unmet, err = accounting.Unmet(t.Name, accounting.InForce(group), limits); err != nil {
 		return nil, &supervisor.LimitError{Err: err} // whoever started the process ends it
 	}
 	if at.Exec == 0 {

@@ -60,6 +60,9 @@ type wishes struct {
 	last    *wish
 	run     bool // it is to run: by the last wish, or by a person's hand since
 	watched bool
+	// The drop-ins that the units had when they were loaded.
+	loaded  loading
+	dropIns []string
 }
 
 // wish is one of them.
@@ -313,8 +316,14 @@ func (s *Supervision) state(ctx context.Context, id string) unit {
 	case err != nil:
 		return unit{Unit: daemon.Unit{State: control.StateFailed, Reason: "the user manager does not answer: " + err.Error()}}
 	}
+	return s.unit(id, p)
+}
+
+// unit is an agent's state by the properties of its service.
+func (s *Supervision) unit(id string, p dbusctl.Properties) unit {
 	u := fromProperties(p)
 	if u.State == control.StateRunning {
+		var err error
 		if u.Socket, err = s.o.Socket(id); err != nil {
 			u.Reason = err.Error()
 		}
@@ -322,20 +331,51 @@ func (s *Supervision) state(ctx context.Context, id string) unit {
 	return u
 }
 
-// Up tells which agents run or are on the way, by one question for all.
-func (s *Supervision) Up(ctx context.Context) (map[string]bool, error) {
+// asked is how many questions are put to the manager at a time: it answers one by one.
+const asked = 16
+
+// States says how all agents are, by one question for all and one for each of which that tells
+// more than its events did.
+func (s *Supervision) States(ctx context.Context) (map[string]daemon.Unit, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
 	list, err := s.o.Conn.List(ctx, "agent@*.service")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the user manager does not answer: %w", err)
 	}
-	up := make(map[string]bool, len(list))
+	out := make(map[string]daemon.Unit, len(list))
+	var wg sync.WaitGroup
+	var mu sync.Mutex // of out
+	turns := make(chan struct{}, asked)
 	for _, u := range list {
 		n, ok := units.ParseName(u.Name)
-		if ok && n.Kind == units.Service && u.Sub != "auto-restart" && slices.Contains([]string{"active", "reloading", "activating"}, u.Active) {
-			up[n.ID] = true
+		if !ok || n.Kind != units.Service || u.Load == "not-found" && u.Active == "inactive" {
+			continue
 		}
+		// The list counts: a manager with much to say holds back its events.
+		if p, ok := s.o.Conn.Known(u.Name); ok && says(p, "ActiveState", u.Active) && says(p, "SubState", u.Sub) {
+			st := s.unit(n.ID, p).Unit
+			mu.Lock()
+			out[n.ID] = st
+			mu.Unlock()
+			continue
+		}
+		turns <- struct{}{}
+		wg.Go(func() {
+			st := s.state(ctx, n.ID).Unit
+			mu.Lock()
+			out[n.ID] = st
+			mu.Unlock()
+			<-turns
+		})
 	}
-	return up, nil
+	wg.Wait()
+	return out, nil
+}
+
+func says(p dbusctl.Properties, name, want string) bool {
+	v, ok := p.String(name)
+	return ok && v == want
 }
 
 // fromProperties reads a service's state.
@@ -538,6 +578,10 @@ func (s *Supervision) byHand(id string) string {
 	if !idle {
 		return ""
 	}
+	// Most changes are of the status line, of an agent that runs as was wished.
+	if p, ok := s.o.Conn.Known(units.ServiceName(id)); ok && run && says(p, "ActiveState", "active") {
+		return ""
+	}
 	ctx, cancel := context.WithTimeout(s.life, askTime)
 	defer cancel()
 	if now, err := s.o.Conn.Active(ctx, units.ServiceName(id)); err == nil && changing(now) {
@@ -614,7 +658,7 @@ func (s *Supervision) SetLimits(ctx context.Context, id string, was *wire.Limits
 	if err != nil {
 		return err
 	}
-	f, err := s.o.Conn.UnitFile(ctx, name)
+	dropIns, err := s.o.Conn.DropIns(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -631,7 +675,7 @@ func (s *Supervision) SetLimits(ctx context.Context, id string, was *wire.Limits
 		if n, ok := p.Uint64(l.Name); ok {
 			current = units.Uint64(n)
 		}
-		theirs := len(foreign(f)) > 0 && (ours == nil || ours[l.Name] != current)
+		theirs := len(foreign(dropIns)) > 0 && (ours == nil || ours[l.Name] != current)
 		if current != l.Value && !theirs {
 			set = append(set, l)
 		}
@@ -661,20 +705,55 @@ func every(l wire.Limits) []units.Property {
 	return out.Properties()
 }
 
-// DropIns are the files by which somebody changes the agent's units.
+// DropIns are the files by which somebody changes the agent's units. They are read when a unit is
+// loaded (the scope's at each start) and when all unit files are read anew; so the manager is
+// asked once for each of these.
 func (s *Supervision) DropIns(ctx context.Context, id string) ([]string, error) {
-	return DropIns(ctx, s.o.Conn, id)
+	key := loading{epoch: s.o.Conn.Epoch()}
+	p, known := s.o.Conn.Known(units.ServiceName(id))
+	if known {
+		key.pid, _ = p.Uint32("MainPID")
+		key.since, _ = p.Uint64("ActiveEnterTimestamp")
+		s.mu.Lock()
+		w := s.agents[id]
+		had := w != nil && w.loaded == key
+		var files []string
+		if had {
+			files = w.dropIns
+		}
+		s.mu.Unlock()
+		if had {
+			return files, nil
+		}
+	}
+	files, err := DropIns(ctx, s.o.Conn, id)
+	if err != nil || !known {
+		return files, err
+	}
+	s.mu.Lock()
+	if w := s.agents[id]; w != nil {
+		w.loaded, w.dropIns = key, files
+	}
+	s.mu.Unlock()
+	return files, nil
+}
+
+// loading is one time that an agent's units were loaded. The start of the service is told from
+// others by its process and time; the manager's epoch tells the rest.
+type loading struct {
+	epoch, since uint64
+	pid          uint32
 }
 
 // DropIns are the files by which somebody changes the units of the agent of that id.
 func DropIns(ctx context.Context, conn *dbusctl.Conn, id string) ([]string, error) {
 	var out []string
 	for _, unit := range []string{units.ServiceName(id), units.ScopeName(id), units.SliceName(id)} {
-		f, err := conn.UnitFile(ctx, unit)
+		list, err := conn.DropIns(ctx, unit)
 		if err != nil {
 			return nil, err
 		}
-		for _, path := range foreign(f) {
+		for _, path := range foreign(list) {
 			if !slices.Contains(out, path) {
 				out = append(out, path)
 			}
@@ -684,6 +763,6 @@ func DropIns(ctx context.Context, conn *dbusctl.Conn, id string) ([]string, erro
 }
 
 // foreign are the drop-ins that are not the manager's own note of what was set live.
-func foreign(f dbusctl.UnitFile) []string {
-	return slices.DeleteFunc(slices.Clone(f.DropIns), func(path string) bool { return strings.Contains(path, "/systemd/transient/") })
+func foreign(dropIns []string) []string {
+	return slices.DeleteFunc(slices.Clone(dropIns), func(path string) bool { return strings.Contains(path, "/systemd/transient/") })
 }
