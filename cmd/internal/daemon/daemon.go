@@ -527,7 +527,10 @@ func (d *Daemon) ended(ctx context.Context) error {
 	if err := d.sup.Close(stop); err != nil {
 		d.log.Warn("agents did not stop in time and were killed", "error", err)
 	}
-	s := d.status(context.Background(), false)
+	// At the end of a session the bus may be gone already.
+	asking, enough := context.WithTimeout(context.Background(), askTimeout)
+	defer enough()
+	s := d.status(asking, false)
 	s.State, s.PID, s.Reason = control.StateStopped, 0, fmt.Sprint(cause)
 	for i := range s.Agents {
 		a := &s.Agents[i]
