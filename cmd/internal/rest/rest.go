@@ -28,6 +28,7 @@ type Keeper struct {
 	mu      sync.Mutex
 	armed   bool // a timer runs
 	resting bool
+	rests   int           // so far
 	used    time.Duration // processor time when the timer began
 
 	// For tests: how long after the last thing it rests, and what is told of the rest (false:
@@ -79,6 +80,7 @@ func (k *Keeper) look() {
 		return
 	}
 	k.resting = true
+	k.rests++
 	var stats debug.GCStats
 	if debug.ReadGCStats(&stats); stats.NumGC > 0 {
 		debug.FreeOSMemory()
@@ -86,7 +88,7 @@ func (k *Keeper) look() {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(held() + room)
 	// It is garbage, so the next collection finds it.
-	runtime.AddCleanup(&struct{ self *Keeper }{k}, func(k *Keeper) { k.collected() }, k)
+	runtime.AddCleanup(&struct{ self *Keeper }{k}, k.collected, k.rests)
 	shed()
 	k.tell(true)
 }
@@ -97,11 +99,12 @@ func (k *Keeper) tell(resting bool) {
 	}
 }
 
-// collected: memory was used, and much of it.
-func (k *Keeper) collected() {
+// collected: since that rest began, memory was used, and much of it. Of an earlier one this is
+// heard late, by the collection with which the next begins.
+func (k *Keeper) collected(rest int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.resting {
+	if !k.resting || rest != k.rests {
 		return
 	}
 	k.stir()

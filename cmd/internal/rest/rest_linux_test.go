@@ -197,6 +197,25 @@ func TestRestEndsWithWhatUsesMemory(t *testing.T) {
 	}
 }
 
+// The collection with which a rest begins finds what the one before had left to be found.
+func TestLaterRestsLast(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
+	runtime.GC()
+	k := &Keeper{Percent: percent, changed: make(chan bool), after: time.Millisecond}
+	for range 3 {
+		k.Stir()
+		if !<-k.changed {
+			t.Fatal("no rest")
+		}
+		select {
+		case <-k.changed:
+			t.Fatal("the rest ended, and nothing had happened")
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
 func TestBusyIsNotAtRest(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	k := &Keeper{Percent: percent, after: time.Hour}
@@ -232,7 +251,7 @@ func TestRelocatedProgramsGoOn(t *testing.T) {
 	run := command(t, program, "-test.v", "-test.run", "Rest")
 	run.Env = append(os.Environ(), "REST_TEST_PIE=1")
 	out, err := run.CombinedOutput()
-	if err != nil || strings.Count(string(out), "--- PASS") != 3 {
+	if err != nil || strings.Count(string(out), "--- PASS") != 4 {
 		t.Errorf("%v: %s", err, out)
 	}
 }
