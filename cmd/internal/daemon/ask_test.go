@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/control"
 )
@@ -86,6 +89,55 @@ func TestStatusAsksEachSupervisorOnce(t *testing.T) {
 		}
 	}
 	right("after a restart")
+}
+
+// kept counts the connections of this process to agents.
+func (s *site) kept() (n int) {
+	s.t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		s.t.Skip("missing: a list of this process's descriptors")
+	}
+	for _, e := range fds {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		// A connection that the other end has closed still has its name.
+		peer, _ := unix.Getpeername(fd)
+		if at, ok := peer.(*unix.SockaddrUnix); ok && strings.Contains(filepath.Base(at.Name), "agent-of-test-") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNoConnectionIsLeftOfAgentsThatAreGone(t *testing.T) {
+	s := newSite(t, "{}")
+	c, stop := s.start()
+	ids := s.many(c, 3, "agent-of-test-", "serve", "ready", "wait")
+	want := func(when string, n int) {
+		t.Helper()
+		if kept := s.kept(); kept != n {
+			t.Errorf("%s there are %d connections to agents, want %d", when, kept, n)
+		}
+	}
+	want("after the starts", 3)
+	if _, err := c.Stop(t.Context(), ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	want("with one stopped", 2)
+	if err := s.store.Remove(ids[1], true); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want("with another one removed", 1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	want("without a daemon", 0)
 }
 
 func TestHungSupervisorsHoldNobodyUp(t *testing.T) {

@@ -189,6 +189,7 @@ func Run(ctx context.Context, o Options) error {
 		shutdown: cancel, down: make(chan struct{}), probed: make(chan struct{}), passed: make(chan struct{}, 1),
 		cfg: o.Config, records: map[string]*record{},
 	}
+	defer d.lines.keep(nil)
 	logs := &agentLogs{dir: filepath.Join(root, "logs", "agents"), files: map[string]*logFile{}}
 	defer logs.Close()
 	direct := NewDirect(DirectOptions{
@@ -1035,6 +1036,7 @@ func (d *Daemon) forget(id string, grace time.Duration) {
 		d.log.Error("removed agent did not stop", "agent", id, "error", err)
 		return
 	}
+	d.lines.drop(id)
 	d.mu.Lock()
 	err := d.wanted.set(id, false)
 	delete(d.records, id)
@@ -1225,7 +1227,7 @@ func (d *Daemon) askSupervisor(ctx context.Context, a *control.AgentStatus, slow
 		}
 	})
 	defer late.Stop()
-	st, err := d.lines.status(ctx, a.Socket, a.PID)
+	st, err := d.lines.status(ctx, a.ID, a.Socket, a.PID)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {

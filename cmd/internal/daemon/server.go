@@ -234,6 +234,9 @@ func (d *Daemon) agentNow(ctx context.Context, id string) (*control.AgentStatus,
 	}
 	one := []control.AgentStatus{d.agentStatus(id, &e, d.sup.State(id))}
 	d.ask(ctx, one)
+	if one[0].Socket == "" {
+		d.lines.drop(id)
+	}
 	return &one[0], nil
 }
 
@@ -294,7 +297,7 @@ func statusOn(ctx context.Context, c net.Conn) (st *wire.Status, whole bool, err
 // lines are connections to supervisors that were asked and can be asked again.
 type lines struct {
 	mu   sync.Mutex
-	idle map[string]line // by socket
+	idle map[string]line // by the agent's id
 }
 
 type line struct {
@@ -302,18 +305,18 @@ type line struct {
 	pid int // of the supervisor
 }
 
-// status asks the supervisor with that pid. A connection to another one, or that it has closed
+// status asks an agent's supervisor, which has that pid. A connection to another one, or that it has closed
 // since, does not count.
-func (l *lines) status(ctx context.Context, socket string, pid int) (*wire.Status, error) {
+func (l *lines) status(ctx context.Context, id, socket string, pid int) (*wire.Status, error) {
 	l.mu.Lock()
-	c, had := l.idle[socket]
-	delete(l.idle, socket)
+	c, had := l.idle[id]
+	delete(l.idle, id)
 	l.mu.Unlock()
 	if had {
 		if c.pid == pid {
 			st, whole, err := statusOn(ctx, c)
 			if whole {
-				l.put(socket, c)
+				l.put(id, c)
 				return st, nil
 			}
 			if err == nil || ctx.Err() != nil {
@@ -329,38 +332,48 @@ func (l *lines) status(ctx context.Context, socket string, pid int) (*wire.Statu
 	}
 	st, whole, err := statusOn(ctx, conn)
 	if whole {
-		l.put(socket, line{conn, pid})
+		l.put(id, line{conn, pid})
 	} else {
 		conn.Close()
 	}
 	return st, err
 }
 
-func (l *lines) put(socket string, c line) {
+func (l *lines) put(id string, c line) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, ok := l.idle[socket]; ok {
+	if _, ok := l.idle[id]; ok {
 		c.Close() // of somebody who asked at the same time
 		return
 	}
 	if l.idle == nil {
 		l.idle = map[string]line{}
 	}
-	l.idle[socket] = c
+	l.idle[id] = c
 }
 
 // keep closes the connections to others than the agents that run.
 func (l *lines) keep(agents []control.AgentStatus) {
 	run := map[string]int{}
 	for _, a := range agents {
-		run[a.Socket] = a.PID
+		run[a.ID] = a.PID
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for socket, c := range l.idle {
-		if run[socket] != c.pid {
+	for id, c := range l.idle {
+		if run[id] != c.pid {
 			c.Close()
-			delete(l.idle, socket)
+			delete(l.idle, id)
 		}
+	}
+}
+
+// drop closes the connection to an agent.
+func (l *lines) drop(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c, ok := l.idle[id]; ok {
+		c.Close()
+		delete(l.idle, id)
 	}
 }
