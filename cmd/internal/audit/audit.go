@@ -347,6 +347,13 @@ func (c *Counts) Findings(path string) int {
 	return now.n
 }
 
+// Forget is said of a log whose agent is gone.
+func (c *Counts) Forget(path string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.seen, path)
+}
+
 // lastPart is how much of a log Findings looks at, in bytes.
 const lastPart = 256 << 10
 

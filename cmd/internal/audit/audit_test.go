@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func records(t *testing.T, path string) []Record {
@@ -177,4 +180,62 @@ func FuzzLines(f *testing.F) {
 			t.Errorf("cut at %d: %q %q, whole %q %q", cut, parts, r2, whole, rest)
 		}
 	})
+}
+
+func TestCountsAreThoseOfTheLogAsItIsNow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	c := &Counts{}
+	write := func(path string, findings int) {
+		t.Helper()
+		line := fmt.Sprintf(`{"kind":%q}`+"\n", KindTrusted)
+		// Of one size, however many there are.
+		text := strings.Repeat(line, findings) + strings.Repeat(strings.Replace(line, KindTrusted, strings.Repeat("x", len(KindTrusted)), 1), 9-findings)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what string, n int) {
+		t.Helper()
+		if got := c.Findings(path); got != n {
+			t.Errorf("%s: %d findings, want %d", what, got, n)
+		}
+	}
+	// kept has the log's count kept as another one, so that it shows where that is used.
+	kept := func() {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		c.seen = map[string]count{path: {dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim, n: 99}} //nolint:unconvert // not everywhere of that type
+	}
+	want("no log", 0)
+	for n := range 5 { // changes that may leave the same time
+		write(path, n)
+		want("written just now", n)
+	}
+	kept()
+	want("not changed since", 99)
+	write(path+".new", 7)
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	want("replaced", 7)
+	kept()
+	if err := os.Chtimes(path, time.Now(), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	want("given another time", 7)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	want("rotated away", 0)
+	if len(c.seen) > 0 {
+		t.Error("something is kept of a log that is not there")
+	}
+	write(path, 1)
+	kept()
+	if c.Forget(path); len(c.seen) > 0 {
+		t.Error("something is kept of a log whose agent is gone")
+	}
 }

@@ -1037,6 +1037,7 @@ func (d *Daemon) forget(id string, grace time.Duration) {
 		return
 	}
 	d.lines.drop(id)
+	d.findings.Forget(audit.Path(d.config().Root, id))
 	d.mu.Lock()
 	err := d.wanted.set(id, false)
 	delete(d.records, id)
