@@ -106,6 +106,31 @@ func TestStatusAsksTheManagerOnce(t *testing.T) {
 	}
 }
 
+// A daemon may have had thousands of agents, one after the other.
+func TestNobodyListensForARemovedAgent(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	m.start("alice")
+	m.works("alice")
+	rules := func() int {
+		all := m.must("busctl", "--user", "--json=short", "call", "org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus.Debug.Stats", "GetAllMatchRules")
+		return strings.Count(all, service("alice"))
+	}
+	if rules() == 0 {
+		t.Fatal("no rule of the bus is about an agent that runs: this test sees nothing")
+	}
+	for range 2 { // and it can be watched again
+		m.mustAC("agent", "rm", "alice")
+		m.until("no rule of the bus is about an agent that was removed", func() bool { return rules() == 0 })
+		m.add("alice")
+		m.start("alice")
+		m.works("alice")
+		m.mustCTL("stop", service("alice"))
+		m.until("a stop by hand is noticed", func() bool { return len(m.wanted()) == 0 })
+	}
+}
+
 // What is kept of the manager's answers must not be older than what was done before the question.
 func TestStatusIsTrueRightAfterAChange(t *testing.T) {
 	m := newMachine(t)

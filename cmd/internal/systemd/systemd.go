@@ -58,8 +58,8 @@ var _ daemon.Supervision = (*Supervision)(nil)
 // wishes orders what is wished of one agent.
 type wishes struct {
 	last    *wish
-	run     bool // it is to run: by the last wish, or by a person's hand since
-	watched bool
+	run     bool               // it is to run: by the last wish, or by a person's hand since
+	unwatch context.CancelFunc // nil: it is not watched
 	// The drop-ins that the units had when they were loaded.
 	loaded  loading
 	dropIns []string
@@ -104,9 +104,8 @@ func (s *Supervision) wish(id string, run, join bool, f func(ctx context.Context
 		w = &wishes{}
 		s.agents[id] = w
 	}
-	if !w.watched {
-		w.watched = true
-		s.wg.Go(func() { s.watch(id) })
+	if w.unwatch == nil {
+		s.follow(id, w)
 	}
 	before := w.last
 	if join && before != nil && before.run && !before.over() {
@@ -444,7 +443,18 @@ func (s *Supervision) Forget(ctx context.Context, id string) error {
 	if err := s.o.Direct.Forget(ctx, id); err != nil {
 		return err
 	}
-	return s.wish(id, false, false, func(ctx context.Context) error { return s.drop(ctx, id) }).Wait(ctx)
+	if err := s.wish(id, false, false, func(ctx context.Context) error { return s.drop(ctx, id) }).Wait(ctx); err != nil {
+		return err
+	}
+	s.tidy(id, dbusctl.Change{Gone: true})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Unless it was added again meanwhile.
+	if w := s.agents[id]; w != nil && w.last.over() && !w.run {
+		w.unwatch()
+		delete(s.agents, id)
+	}
+	return nil
 }
 
 // Close lets go. Agents are units of their own and go on.
@@ -491,8 +501,8 @@ func (s *Supervision) found(id string, run bool) {
 	}
 	done := make(chan struct{})
 	close(done)
-	s.agents[id] = &wishes{last: &wish{run: run, cancel: func() {}, done: done}, run: run, watched: true}
-	s.wg.Go(func() { s.watch(id) })
+	s.agents[id] = &wishes{last: &wish{run: run, cancel: func() {}, done: done}, run: run}
+	s.follow(id, s.agents[id])
 }
 
 // leftStopped reports whether an agent was stopped and its units are in place: a person did
@@ -515,9 +525,22 @@ func (s *Supervision) leftStopped(ctx context.Context, id string) bool {
 	return active == "active"
 }
 
+// follow watches an agent until it is forgotten; s.mu is held.
+func (s *Supervision) follow(id string, w *wishes) {
+	ctx, cancel := context.WithCancel(s.life)
+	w.unwatch = cancel
+	s.wg.Go(func() {
+		defer cancel()
+		s.watch(ctx, id)
+	})
+}
+
 // watch learns when a person stops the agent by the manager's own means.
-func (s *Supervision) watch(id string) {
-	changes, err := s.o.Conn.Watch(s.life, units.ServiceName(id))
+func (s *Supervision) watch(ctx context.Context, id string) {
+	changes, err := s.o.Conn.Watch(ctx, units.ServiceName(id))
+	if err != nil && ctx.Err() != nil {
+		return
+	}
 	if err != nil {
 		s.o.Log.Warn("stops by hand are not noticed", "agent", id, "error", err)
 		return
