@@ -124,3 +124,61 @@ func TestHaltedSandboxDoesNotWakeItself(t *testing.T) {
 		})
 	}
 }
+
+// sleeping counts in a file between calls that no signal ends, next to a child that stands
+// still: by its first thread, or by another one while the first waits for a child of vfork.
+const sleeping = `
+import ctypes, os, platform, signal, sys, threading
+libc = ctypes.CDLL(None)
+how = sys.argv[1]
+f = os.open("count-" + how, os.O_RDWR | os.O_CREAT, 0o600)
+membarrier = {"x86_64": 324, "aarch64": 283}[platform.machine()]
+def count():
+    pid = os.fork()
+    if not pid:
+        while True: signal.pause()
+    os.kill(pid, signal.SIGSTOP)
+    n = 0
+    while True:
+        n += 1
+        os.pwrite(f, b"%d" % n, 0)
+        libc.syscall(membarrier, 1, 0, 0) # MEMBARRIER_CMD_GLOBAL
+if how == "thread":
+    threading.Thread(target=count).start()
+    # CLONE_VFORK, without the memory: the child stands still before it ends.
+    if libc.syscall({"x86_64": 56, "aarch64": 220}[platform.machine()], 0x4000 | 17, 0, 0, 0, 0) == 0:
+        libc.kill(libc.getpid(), 19)
+        libc._exit(0)
+else:
+    count()
+`
+
+// A thread that sleeps where no signal reaches it stands still only for a child of vfork.
+func TestHaltedSandboxDoesNotSleepThroughIt(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("missing: python3, which the attack is written in")
+	}
+	for _, how := range []string{"alone", "thread"} {
+		t.Run(how, func(t *testing.T) {
+			b := newBox(t)
+			dir := b.policy.Workspace
+			p, err := b.start("python3", "-c", sleeping, how).Run(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Kill()
+			counting(t, dir, how, counting(t, dir, how, ""))
+			if err := p.Halt(); err != nil {
+				t.Fatal(err)
+			}
+			n := afterNames(t, dir, how)
+			if now := afterNames(t, dir, how); now != n {
+				t.Errorf("halted it counts on, from %s to %s", n, now)
+			}
+			if err := p.Resume(); err != nil {
+				t.Fatal(err)
+			}
+			counting(t, dir, how, n)
+		})
+	}
+}

@@ -574,8 +574,10 @@ func (p *Process) Halt() error {
 	for end, quiet := time.Now().Add(haltWait), 0; quiet < 2; {
 		quiet++
 		for _, pid := range append(descendants(first), first) {
-			if !standsStill(pid) {
-				signalChild(pid, syscall.SIGSTOP)
+			// Each thread by itself: the kernel tells one of a process's, and that may be one which
+			// waits for a child of vfork and tells no other.
+			for _, tid := range running(pid) {
+				_ = unix.Tgkill(pid, tid, unix.SIGSTOP)
 				quiet = 0
 			}
 		}
@@ -598,12 +600,12 @@ func (p *Process) Resume() error {
 	return nil
 }
 
-// standsStill reports whether no thread of a process runs.
-func standsStill(pid int) bool {
+// running lists the threads of a process that may run.
+func running(pid int) (tids []int) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/task"
 	tasks, err := os.ReadDir(dir)
 	if err != nil {
-		return true // it is gone
+		return nil // it is gone
 	}
 	for _, t := range tasks {
 		b, err := os.ReadFile(dir + "/" + t.Name() + "/stat")
@@ -611,32 +613,63 @@ func standsStill(pid int) bool {
 			continue
 		}
 		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
-		i := bytes.LastIndexByte(b, ')')
-		switch {
-		case i < 0 || i+2 >= len(b):
-			return false
-		case bytes.IndexByte([]byte("TtZX"), b[i+2]) >= 0:
-		case b[i+2] == 'D' && waitsForChild(dir+"/"+t.Name()):
-		default:
-			return false
+		if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) &&
+			(bytes.IndexByte([]byte("TtZX"), b[i+2]) >= 0 || b[i+2] == 'D' && waitsForChild(dir+"/"+t.Name())) {
+			continue
+		}
+		if tid, err := strconv.Atoi(t.Name()); err == nil {
+			tids = append(tids, tid)
 		}
 	}
-	return true
+	return tids
 }
 
-// waitsForChild reports whether a thread that cannot be stopped waits for a child of vfork
-// that stands still.
+// waitsForChild reports whether a thread that no signal reaches waits for a child of vfork that
+// stands still. An agent can have such a child and sleep for something else: so the thread has
+// its SIGSTOP, which it meets before it runs on, and is in the call that made the child.
 func waitsForChild(task string) bool {
-	b, err := os.ReadFile(task + "/children")
-	if err != nil {
+	b, err := os.ReadFile(task + "/status")
+	if err != nil || !stopPending(b) {
+		return false
+	}
+	// Where no process may trace another this cannot be read.
+	if b, err := os.ReadFile(task + "/syscall"); err == nil && !isVfork(string(b)) {
+		return false
+	}
+	if b, err = os.ReadFile(task + "/children"); err != nil {
 		return false
 	}
 	for f := range strings.FieldsSeq(string(b)) {
-		if child, err := strconv.Atoi(f); err == nil && standsStill(child) {
+		if child, err := strconv.Atoi(f); err == nil && len(running(child)) == 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// stopPending reports whether a SIGSTOP waits for the thread of this status.
+func stopPending(status []byte) bool {
+	_, rest, _ := bytes.Cut(status, []byte("\nSigPnd:"))
+	hex, _, _ := bytes.Cut(rest, []byte{'\n'})
+	set, err := strconv.ParseUint(strings.TrimSpace(string(hex)), 16, 64)
+	return err == nil && set&(1<<(unix.SIGSTOP-1)) != 0
+}
+
+// isVfork reports whether call, as /proc has it, is one that may wait for its child.
+func isVfork(call string) bool {
+	const vfork = 58 // of amd64; others have none
+	words := strings.Fields(call)
+	if len(words) < 2 {
+		return false
+	}
+	switch words[0] {
+	case strconv.Itoa(unix.SYS_CLONE):
+		flags, err := strconv.ParseUint(words[1], 0, 64)
+		return err == nil && flags&unix.CLONE_VFORK != 0
+	case strconv.Itoa(unix.SYS_CLONE3): // its flags lie behind a pointer
+		return true
+	}
+	return runtime.GOARCH == "amd64" && words[0] == strconv.Itoa(vfork)
 }
 
 // kill ends the program at once. The kernel ends a pid namespace with its first process.
