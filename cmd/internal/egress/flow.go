@@ -703,12 +703,17 @@ func (f *flow) nextHead(in *intake) ([]byte, error) {
 // judgeRequest judges the host that a request is for.
 func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 	var no *refusal
-	if to := (place{r.host, r.port}); r.through && strict && to != f.to() {
-		// Asked of a proxy that a rule allows: what it would reach is judged by itself.
+	if to := (place{r.host, r.port}); r.through && to != f.to() {
+		// Asked of a proxy: what it would reach is judged by itself, in mode open by what a rule denies.
 		few := f.noteUse(use{place: to, proxied: true})
 		v := f.g.rules().Decide(to.query())
 		switch {
-		case !v.Allowed:
+		case v.Reason == rules.Denied && !strict:
+			f.mu.Lock()
+			f.rec.Rule = v.Rule
+			f.mu.Unlock()
+			no = &refusal{seen: r.host, why: f.g.why(v)}
+		case !v.Allowed && strict:
 			no = &refusal{seen: r.host, why: fmt.Sprintf("a proxy (%s) was asked for port %d of %s, and %s", f.to().name, r.port, r.host, f.g.why(v))}
 		case !few:
 			no = &refusal{seen: r.host, why: tooManyUses}
@@ -717,12 +722,6 @@ func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 			f.rec.Seen = r.host
 			f.mu.Unlock()
 		}
-	} else if v := f.g.rules().Decide(to.query()); r.through && !strict && v.Reason == rules.Denied {
-		// A rule may name the port that the proxy is asked for, and not the proxy's own.
-		f.mu.Lock()
-		f.rec.Rule = v.Rule
-		f.mu.Unlock()
-		no = &refusal{seen: r.host, why: f.g.why(v)}
 	} else {
 		no = f.judgeSaid(r.host, strict)
 	}
@@ -1051,8 +1050,10 @@ func (f *flow) noLonger() string {
 	for _, u := range uses {
 		var v rules.Verdict
 		if u.proxied {
-			v = f.g.rules().Decide(u.query())
-			seen = "" // it is the same, and the port is another
+			set := f.g.rules()
+			v = set.Decide(u.query())
+			v.Allowed = v.Allowed || set.Open() && v.Reason != rules.Denied // its own network is the proxy's matter
+			seen = ""                                                       // it is the same, and the port is another
 		} else {
 			v, _ = f.g.decide([]string{u.name}, f.dst, false)
 		}

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -630,6 +631,55 @@ func TestEveryNameOnTheWayThroughProxiesIsJudgedAgain(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The same in mode open, where what is asked of a proxy goes by its own port, too.
+func TestWhatAProxyIsAskedForIsJudgedByItsPortInModeOpen(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":80", forwarder(w, map[string]string{"far.example:8443": webB + ":8443", "10.0.0.1:8443": webB + ":8443"}))
+	w.server(t, w.internet, webB+":8443", webServer(t))
+	w.name(t, "proxy.example", "A "+webA)
+	deny := func(rule string) func(*Gateway) error {
+		return func(g *Gateway) error { return g.Deny(rule, wire.EgressRun) }
+	}
+	for what, c := range map[string]struct {
+		to     string
+		before []string
+		change func(*Gateway) error // after it is through
+		cut    bool
+	}{
+		"its port":                          {"far.example:8443", nil, deny("far.example:8443"), true},
+		"its name":                          {"far.example:8443", nil, deny("far.example"), true},
+		"the proxy":                         {"far.example:8443", nil, deny("proxy.example"), true},
+		"another port":                      {"far.example:8443", nil, deny("far.example:80"), false},
+		"another port before":               {"far.example:8443", []string{"far.example:80"}, deny("other.example"), false},
+		"no longer open":                    {"far.example:8443", nil, func(g *Gateway) error { return g.SetRules(policy("proxy.example")) }, true},
+		"the proxy's network":               {"10.0.0.1:8443", nil, deny("other.example"), false},
+		"an address of the proxy's network": {"10.0.0.1:8443", nil, deny("10.0.0.1:8443"), true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			a := w.cage(t, rules.Policy{Open: true, Deny: c.before})
+			conn := a.connect("proxy.example", 80)
+			in := bufio.NewReader(conn)
+			fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", c.to, c.to)
+			if r, err := http.ReadResponse(in, &http.Request{Method: http.MethodConnect}); err != nil || r.StatusCode != http.StatusOK {
+				t.Fatalf("got %+v, %v", r, err)
+			}
+			if err := c.change(a.g); err != nil {
+				t.Fatal(err)
+			}
+			if !c.cut {
+				if status, _ := asked(t, conn, in, get("far.example")); status != 200 {
+					t.Errorf("it is cut: %d", status)
+				}
+				return
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(2 * time.Second)) // it is cut by now
+			if _, err := in.ReadByte(); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("it goes on: %v", err)
+			}
+		})
 	}
 }
 
