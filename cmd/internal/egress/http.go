@@ -314,7 +314,7 @@ func hostPort(s string) (host string, port uint16, err error) {
 	if !ok {
 		return "", 0, errBadHTTP
 	}
-	return name, port, nil
+	return strings.Clone(name), port, nil // it is kept longer than the line
 }
 
 // bodyLength is the length of a request's body in bytes; -1: it comes in chunks.

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -784,6 +785,36 @@ func TestHostsOfOneConnectionAreBounded(t *testing.T) {
 		}
 	}
 	a.record("the end", func(r Record) bool { return strings.Contains(r.Reason, tooManyUses) })
+}
+
+// What is kept of a request are its names, not the line that each stands in.
+func TestHostsOfAConnectionKeepNoLines(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":8080", webServer(t))
+	w.name(t, "proxy.example", "A "+webA)
+	a := w.cage(t, policy("proxy.example:8080", "*.far.example"))
+	c := a.connect("proxy.example", 8080)
+	in := bufio.NewReader(c)
+	held := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	ask := func(i int) {
+		host := fmt.Sprintf("h%d.far.example", i)
+		if status, _ := asked(t, c, in, "GET http://"+host+"/"+strings.Repeat("x", 40<<10)+" HTTP/1.1\r\nHost: "+host+"\r\n\r\n"); status != 200 {
+			t.Fatalf("host %d: got %d", i, status)
+		}
+	}
+	ask(0)
+	before := held()
+	for i := range maxUses {
+		ask(i)
+	}
+	if grown := held() - before; grown > 1<<20 {
+		t.Errorf("%d hosts hold %d KB", maxUses, grown>>10)
+	}
 }
 
 // CASES 30: servers that stand behind a balancer take its header from whoever sends one, and
