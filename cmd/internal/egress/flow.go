@@ -295,6 +295,7 @@ func (f *flow) watch() (stop func()) {
 // client said.
 type refusal struct {
 	seen  string
+	port  uint16 // of seen, where that is another than the connection's
 	why   string
 	alert byte // for TLS
 	http  bool
@@ -727,6 +728,9 @@ func (f *flow) judgeRequest(r *request, strict bool) *refusal {
 	}
 	if no != nil {
 		no.http = true
+		if r.through {
+			no.port = r.port
+		}
 	}
 	return no
 }
@@ -912,7 +916,7 @@ func (f *flow) refuse(why string) {
 	if port == 443 {
 		f.lastWords(tlsAlert(alertAccessDenied))
 	} else {
-		f.lastWords(f.page(why))
+		f.lastWords(f.page(why, port))
 	}
 }
 
@@ -927,15 +931,17 @@ func (f *flow) refuseSaid(no *refusal) {
 		reset(f.client)
 	case no.alert != 0:
 		f.lastWords(tlsAlert(no.alert))
+	case no.http && no.port != 0:
+		f.lastWords(f.page(no.why, no.port))
 	case no.http:
-		f.lastWords(f.page(no.why))
+		f.lastWords(f.page(no.why, f.to().port))
 	default:
 		reset(f.client)
 	}
 }
 
 // page is what a browser shows of a refusal.
-func (f *flow) page(why string) []byte {
+func (f *flow) page(why string, port uint16) []byte {
 	f.mu.Lock()
 	r := f.rec
 	f.mu.Unlock()
@@ -945,7 +951,7 @@ func (f *flow) page(why string) []byte {
 			host = r.Address
 		}
 	}
-	to := net.JoinHostPort(host, strconv.Itoa(int(r.Port)))
+	to := net.JoinHostPort(host, strconv.Itoa(int(port)))
 	who, remedy := "agent "+f.g.cfg.Agent, "agentconnect egress allow "+f.g.cfg.Agent+" "+to
 	if server := f.g.cfg.Server; server != "" {
 		who, remedy = "MCP server "+server+" of "+who, `a rule in "allow" of its definition`

@@ -263,6 +263,9 @@ func TestAProxyThatIsAllowedReachesWhatIsAllowed(t *testing.T) {
 			if status != test.want {
 				t.Fatalf("got %d %q", status, body)
 			}
+			if remedy := "egress allow alice " + net.JoinHostPort(test.seen, "80") + "\n"; status == 403 && !strings.Contains(body, remedy) {
+				t.Errorf("got %q, want %q", body, remedy)
+			}
 			if status == 200 && strings.HasPrefix(test.raw, "CONNECT") {
 				if _, err := c.Write([]byte("tunnel")); err != nil {
 					t.Fatal(err)
