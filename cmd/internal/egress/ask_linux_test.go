@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -302,6 +303,35 @@ func TestANoThatComesWhileARequestIsLetOut(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 		})
+	}
+}
+
+// A word for one connection is used up by the one that asks for its name, also where another
+// name led there; and that one may ask again.
+func TestAWordForOneConnectionIsNotForAnotherToTheSameServer(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":80", webServer(t))
+	w.name(t, "one.example", "A "+webA)
+	w.name(t, "two.example", "A "+webA)
+	a := w.cage(t, policy("one.example"))
+	if err := a.g.Allow("two.example", wire.EgressOnce); err != nil {
+		t.Fatal(err)
+	}
+	a.addrs("two.example")
+	for i, want := range []int{200, 403} {
+		c := a.connect("one.example", 80)
+		in := bufio.NewReader(c)
+		for range 2 {
+			if status, body := asked(t, c, in, get("two.example")); status != want {
+				t.Fatalf("connection %d: got %d %q", i, status, body)
+			}
+			if want != 200 {
+				break
+			}
+			if status, body := asked(t, c, in, get("one.example")); status != 200 {
+				t.Fatalf("connection %d, one.example: got %d %q", i, status, body)
+			}
+		}
 	}
 }
 

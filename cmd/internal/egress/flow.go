@@ -34,6 +34,7 @@ type flow struct {
 	tunnel  *place
 	tunnels int
 	// uses are all that the client asked for: answers to earlier requests may be on their way.
+	// Written by what looks at the client alone, as are name, verdict and tunnel.
 	uses []use
 
 	sent, received atomic.Uint64
@@ -72,7 +73,14 @@ func (f *flow) to() place {
 type use struct {
 	place
 	proxied bool
-	once    bool // by a word for one connection
+	once    string // the rule of a word for one connection, if it was let out by one
+}
+
+func onceRule(v rules.Verdict) string {
+	if strings.HasSuffix(v.Rule, onceMark) {
+		return v.Rule
+	}
+	return ""
 }
 
 // maxUses bounds them.
@@ -421,7 +429,13 @@ func (f *flow) admits(name string) (v rules.Verdict, ok bool) {
 	if f.tunnel != nil || !f.g.given.has(name, f.dst.Addr()) {
 		return rules.Verdict{Reason: rules.Unlisted}, false
 	}
-	v, _ = f.g.decide([]string{name}, f.dst, false)
+	i := slices.IndexFunc(f.uses, func(u use) bool { return u.name == name && u.once != "" })
+	if i >= 0 {
+		v = rules.Verdict{Allowed: true, Reason: rules.ByRule, Rule: f.uses[i].once, ByName: true}
+	}
+	if now, _ := f.g.decide([]string{name}, f.dst, i < 0); i < 0 || now.Allowed || now.Reason == rules.Denied {
+		v = now
+	}
 	return v, v.Allowed
 }
 
@@ -447,7 +461,7 @@ func (f *flow) judgeSaid(name string, strict bool) *refusal {
 	if ok {
 		f.says(name, v)
 		why := tooManyUses
-		if f.tunnel != nil || f.noteUse(use{place: f.to(), once: strings.HasSuffix(v.Rule, onceMark)}) {
+		if f.tunnel != nil || f.noteUse(use{place: f.to(), once: onceRule(v)}) {
 			why = f.since(set)
 		}
 		if why != "" {
@@ -1052,7 +1066,7 @@ func (f *flow) noLonger() string {
 	if !was.Allowed {
 		return "" // refused, or waits and looks itself
 	}
-	uses = append(uses, use{place: place{name, f.dst.Port()}, once: strings.HasSuffix(was.Rule, onceMark)})
+	uses = append(uses, use{place: place{name, f.dst.Port()}, once: onceRule(was)})
 	for _, u := range uses {
 		var v rules.Verdict
 		if u.proxied {
@@ -1063,7 +1077,7 @@ func (f *flow) noLonger() string {
 		} else {
 			v, _ = f.g.decide([]string{u.name}, f.dst, false)
 		}
-		if !v.Allowed && (!u.once || v.Reason == rules.Denied) {
+		if !v.Allowed && (u.once == "" || v.Reason == rules.Denied) {
 			return f.g.why(v)
 		}
 	}
