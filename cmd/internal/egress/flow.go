@@ -1078,7 +1078,11 @@ func (f *flow) noLonger() string {
 			v, _ = f.g.decide([]string{u.name}, f.dst, false)
 		}
 		if !v.Allowed && (u.once == "" || v.Reason == rules.Denied) {
-			return f.g.why(v)
+			why := f.g.why(v)
+			if u.name != name && v.Reason != rules.Denied { // the record names another
+				why = fmt.Sprintf("%s was asked for, and %s", net.JoinHostPort(u.name, strconv.Itoa(int(u.port))), why)
+			}
+			return why
 		}
 	}
 	if seen != "" {

@@ -718,15 +718,16 @@ func TestAnswersUnderWayAreCutWithTheirRule(t *testing.T) {
 		requests []string
 		change   func(*Gateway) error
 		cut      bool
+		says     string // of what
 	}{
-		{"fetched", []string{fetch("far.example")}, without("far.example"), true},
-		{"fetched, by a word on its port", []string{fetch("far.example")}, deny("far.example:80"), true},
-		{"fetched, another port", []string{fetch("far.example")}, deny("far.example:8080"), false},
-		{"fetched before another", []string{fetch("far.example"), fetch("other.example")}, without("far.example"), true},
-		{"the proxy itself", []string{fetch("far.example")}, without("proxy.example"), true},
-		{"another", []string{fetch("far.example")}, without("other.example"), false},
-		{"of the server, before another", []string{get("one.example"), get("two.example")}, without("one.example"), true},
-		{"of the server, a name that was not asked for", []string{get("two.example")}, without("one.example"), false},
+		{"fetched", []string{fetch("far.example")}, without("far.example"), true, "far.example:80 was asked for, and no rule allows it"},
+		{"fetched, by a word on its port", []string{fetch("far.example")}, deny("far.example:80"), true, "the rule far.example:80 denies it"},
+		{"fetched, another port", []string{fetch("far.example")}, deny("far.example:8080"), false, ""},
+		{"fetched before another", []string{fetch("far.example"), fetch("other.example")}, without("far.example"), true, "far.example:80 was asked for, and no rule allows it"},
+		{"the proxy itself", []string{fetch("far.example")}, without("proxy.example"), true, "no rule allows it"},
+		{"another", []string{fetch("far.example")}, without("other.example"), false, ""},
+		{"of the server, before another", []string{get("one.example"), get("two.example")}, without("one.example"), true, "one.example:8080 was asked for, and no rule allows it"},
+		{"of the server, a name that was not asked for", []string{get("two.example")}, without("one.example"), false, ""},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			a := w.cage(t, policy(allowed...))
@@ -764,6 +765,9 @@ func TestAnswersUnderWayAreCutWithTheirRule(t *testing.T) {
 			_ = conn.SetReadDeadline(time.Now().Add(2 * time.Second))
 			if _, err := io.Copy(io.Discard, in); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("it goes on: %v", err)
+			}
+			if r := a.record("its end", func(r Record) bool { return r.Verdict == Cut }); !strings.Contains(r.Reason, c.says) {
+				t.Errorf("got the reason %q, want %q", r.Reason, c.says)
 			}
 		})
 	}
