@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// waking counts in a file, and has the kernel send it SIGCONT: by a timer, when a name comes
-// into the folder, or when its parent is killed by such a name.
+// waking counts in a file, and has the kernel send it SIGCONT: by a timer (once only, since Linux
+// 6.13: what follows is ignored), when a name comes into the folder, when its parent is killed by
+// such a name, or when its terminal goes, whose master lies in a socket that nobody has.
 const waking = `
 import ctypes, os, signal, sys
 signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -26,7 +27,7 @@ if how == "timer":
     event = (ctypes.c_int * 16)(0, 0, SIGCONT, 0)
     timer = ctypes.c_void_p()
     do(libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)))
-    libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 5000000, 0, 5000000)), None)
+    libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 300000000, 0, 300000000)), None)
 elif how == "names":
     d = os.open(".", os.O_RDONLY)
     do(libc.fcntl(d, 10, SIGCONT))
@@ -43,6 +44,17 @@ elif how == "parent":
         while True: signal.pause()
     do(libc.prctl(1, SIGCONT))
     os.read(go, 1)
+elif how == "terminal":
+    import array, fcntl, socket, termios
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if os.getsid(0) != os.getpid(): os.setsid()
+    master, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    to, by = socket.socketpair()
+    by.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [to.fileno(), master]))])
+    os.close(master)
+    by.close()
+    os.close(to.detach())
 n = 0
 while True:
     n += 1
@@ -68,6 +80,10 @@ func afterNames(t *testing.T, dir, how string) string {
 		write(t, filepath.Join(dir, fmt.Sprintf("name-%d", i)), "")
 		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // time to wake up in: that nothing runs has no event
 		os.Remove(filepath.Join(dir, fmt.Sprintf("name-%d", i)))
+		if pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0); err == nil {
+			syscall.Close(pair[0]) // has the kernel look for sockets that nobody has
+			syscall.Close(pair[1])
+		}
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "count-"+how))
 	if err != nil {
@@ -82,7 +98,7 @@ func TestHaltedSandboxDoesNotWakeItself(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("missing: python3, which the attack is written in")
 	}
-	for _, how := range []string{"nothing", "timer", "names", "parent"} {
+	for _, how := range []string{"nothing", "timer", "names", "parent", "terminal"} {
 		t.Run(how, func(t *testing.T) {
 			b := newBox(t)
 			dir := b.policy.Workspace
@@ -90,7 +106,7 @@ func TestHaltedSandboxDoesNotWakeItself(t *testing.T) {
 			outside := mkdir(t, filepath.Join(b.home, "outside"))
 			cmd := exec.Command("python3", "-c", waking, how)
 			cmd.Dir = outside
-			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -179,6 +195,47 @@ func TestHaltedSandboxDoesNotSleepThroughIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			counting(t, dir, how, n)
+		})
+	}
+}
+
+// A halted sandbox can be ended, and so can one that dies halted.
+func TestHaltedSandboxIsEnded(t *testing.T) {
+	for what, end := range map[string]func(*Process){
+		"killed": (*Process).Kill,
+		"stopped": func(p *Process) {
+			p.Stop(context.Background(), time.Millisecond, time.Millisecond)
+		},
+		"its first process dies": func(p *Process) {
+			signalChild(p.Init(context.Background()), syscall.SIGKILL)
+			if err := p.Resume(); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBox(t)
+			p, err := b.start("/bin/sh", "-c", "sleep 1000 & sleep 1000 & echo > up; wait").Run(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Kill()
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) { //nolint:forbidigo // looked for with a deadline; another process makes it
+				if _, err := os.Stat(filepath.Join(b.policy.Workspace, "up")); err == nil {
+					break
+				} else if time.Now().After(end) {
+					t.Fatal(err)
+				}
+			}
+			if err := p.Halt(); err != nil {
+				t.Fatal(err)
+			}
+			end(p)
+			select {
+			case <-p.Done():
+			case <-time.After(10 * time.Second):
+				t.Fatal("it goes on")
+			}
 		})
 	}
 }

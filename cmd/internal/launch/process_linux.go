@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,6 +46,9 @@ type Process struct {
 	init   int           // the sandbox's first process, 0 until known
 	initFD int           // its pidfd, -1 until known
 	told   chan struct{} // closed when init is known or never will be
+
+	holding sync.Mutex
+	held    *hold // while it is halted
 }
 
 // Done is closed when the program has ended and nothing of its sandbox runs any more.
@@ -569,6 +573,87 @@ func (p *Process) Halt() error {
 	if first <= 1 {
 		return errors.New("its first process is not known")
 	}
+	p.holding.Lock()
+	defer p.holding.Unlock()
+	if p.held != nil {
+		return nil
+	}
+	h := &hold{release: make(chan struct{}), over: make(chan struct{})}
+	still := make(chan error, 1)
+	go h.keep(first, still)
+	if err := <-still; err != nil {
+		close(h.release)
+		<-h.over
+		return err
+	}
+	p.held = h
+	return nil
+}
+
+// Resume lets a halted sandbox go on.
+func (p *Process) Resume() error {
+	p.letGo()
+	p.mu.Lock()
+	first := p.init
+	p.mu.Unlock()
+	for _, pid := range append(descendants(first), first) {
+		signalChild(pid, syscall.SIGCONT)
+	}
+	return nil
+}
+
+// letGo ends a hold; who was stopped stays so.
+func (p *Process) letGo() {
+	p.holding.Lock()
+	defer p.holding.Unlock()
+	h := p.held
+	p.held = nil
+	if h != nil {
+		close(h.release)
+		<-h.over
+	}
+}
+
+// hold keeps a halted sandbox halted. The kernel sends SIGCONT of itself, as when a terminal goes
+// whose master lay in a socket that nobody has: it wakes who is stopped, and nobody who is traced.
+type hold struct {
+	release, over chan struct{}
+	threads       []int
+}
+
+// keep stops the sandbox of a first process and traces it, both until release; still says when
+// none of it runs.
+func (h *hold) keep(first int, still chan<- error) {
+	// The thread traces, and is to live: what it has started may be bound to end with it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer close(h.over)
+	still <- h.stop(first)
+	<-h.release
+	for left := h.threads; ; time.Sleep(100 * time.Microsecond) { //nolint:forbidigo // of another's threads nothing else tells without a signal
+		// All in turn: a first process that dies waits for the others, and they for us.
+		if left = slices.DeleteFunc(left, letGo); len(left) == 0 {
+			return
+		}
+	}
+}
+
+// letGo ends the tracing of a thread; false: not yet.
+func letGo(tid int) bool {
+	if unix.PtraceDetach(tid) == nil {
+		return true
+	}
+	// It has died, or is about to; or it was woken while it was halted in vain.
+	var ws unix.WaitStatus
+	if got, err := unix.Wait4(tid, &ws, unix.WNOHANG|unix.WALL, nil); errors.Is(err, unix.ECHILD) || got == tid && (ws.Exited() || ws.Signaled()) {
+		return true
+	}
+	_ = unix.PtraceInterrupt(tid)
+	return false
+}
+
+func (h *hold) stop(first int) error {
+	tried := map[int]bool{}
 	// A process that still runs can wake one that does not; after two rounds in which none
 	// ran there is none left that could.
 	for end, quiet := time.Now().Add(haltWait), 0; quiet < 2; {
@@ -576,9 +661,19 @@ func (p *Process) Halt() error {
 		for _, pid := range append(descendants(first), first) {
 			// Each thread by itself: the kernel tells one of a process's, and that may be one which
 			// waits for a child of vfork and tells no other.
-			for _, tid := range running(pid) {
+			run, stopped := threads(pid)
+			for _, tid := range run {
 				_ = unix.Tgkill(pid, tid, unix.SIGSTOP)
 				quiet = 0
+			}
+			for _, tid := range stopped {
+				if !tried[tid] { // where none may be traced it is stopped all the same
+					tried[tid] = true
+					if unix.PtraceSeize(tid) == nil {
+						h.threads = append(h.threads, tid)
+					}
+					quiet = 0
+				}
 			}
 		}
 		if time.Now().After(end) {
@@ -589,39 +684,37 @@ func (p *Process) Halt() error {
 	return nil
 }
 
-// Resume lets a halted sandbox go on.
-func (p *Process) Resume() error {
-	p.mu.Lock()
-	first := p.init
-	p.mu.Unlock()
-	for _, pid := range append(descendants(first), first) {
-		signalChild(pid, syscall.SIGCONT)
-	}
-	return nil
-}
-
-// running lists the threads of a process that may run.
-func running(pid int) (tids []int) {
+// threads lists those of a process that may run, and those that a signal has stopped.
+func threads(pid int) (run, stopped []int) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/task"
 	tasks, err := os.ReadDir(dir)
 	if err != nil {
-		return nil // it is gone
+		return nil, nil // it is gone
 	}
 	for _, t := range tasks {
 		b, err := os.ReadFile(dir + "/" + t.Name() + "/stat")
 		if err != nil {
 			continue
 		}
-		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
-		if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) &&
-			(bytes.IndexByte([]byte("TtZX"), b[i+2]) >= 0 || b[i+2] == 'D' && waitsForChild(dir+"/"+t.Name())) {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil {
 			continue
 		}
-		if tid, err := strconv.Atoi(t.Name()); err == nil {
-			tids = append(tids, tid)
+		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
+		state := byte('?')
+		if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) {
+			state = b[i+2]
+		}
+		switch {
+		case state == 'T':
+			stopped = append(stopped, tid)
+		case state == 't', state == 'Z', state == 'X':
+		case state == 'D' && waitsForChild(dir+"/"+t.Name()):
+		default:
+			run = append(run, tid)
 		}
 	}
-	return tids
+	return run, stopped
 }
 
 // waitsForChild reports whether a thread that no signal reaches waits for a child of vfork that
@@ -640,8 +733,10 @@ func waitsForChild(task string) bool {
 		return false
 	}
 	for f := range strings.FieldsSeq(string(b)) {
-		if child, err := strconv.Atoi(f); err == nil && len(running(child)) == 0 {
-			return true
+		if child, err := strconv.Atoi(f); err == nil {
+			if run, _ := threads(child); len(run) == 0 {
+				return true
+			}
 		}
 	}
 	return false
@@ -694,6 +789,7 @@ func (p *Process) kill() {
 		p.killUnknown()
 	}
 	signalChild(p.PID, syscall.SIGKILL)
+	p.letGo() // who is traced is not gone before
 }
 
 // killUnknown ends a sandbox whose first process bubblewrap has not told of yet. Its outer
