@@ -1086,7 +1086,10 @@ func (f *flow) noLonger() string {
 		}
 	}
 	if seen != "" {
-		if v := f.g.rules().Decide(f.g.query(seen, f.dst)); v.Reason == rules.Denied {
+		// What only mode open let be asked for is no more than any other name without it.
+		set := f.g.rules()
+		v := set.Decide(f.g.query(seen, f.dst))
+		if v.Reason == rules.Denied || !v.Allowed && !set.Open() && (was.Reason == rules.ByMode || was.ByName) {
 			return f.g.why(v)
 		}
 	}

@@ -684,6 +684,32 @@ func TestWhatAProxyIsAskedForIsJudgedByItsPortInModeOpen(t *testing.T) {
 	}
 }
 
+// A server's other name, which only mode open let be asked for, goes with the mode.
+func TestWhatModeOpenLetBeAskedForEndsWithIt(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":80", halves)
+	w.name(t, "one.example", "A "+webA)
+	for host, cut := range map[string]bool{"one.example": false, "two.example": true} {
+		t.Run(host, func(t *testing.T) {
+			a := w.cage(t, rules.Policy{Open: true})
+			c := a.connect("one.example", 80)
+			in := bufio.NewReader(c)
+			for i := range 2 {
+				_, err := io.WriteString(c, get(host))
+				if err == nil {
+					_, err = in.ReadString('f')
+				}
+				if (err != nil) != (cut && i > 0) {
+					t.Fatalf("request %d: %v", i, err)
+				}
+				if err := a.g.SetRules(policy("one.example")); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 // halves answers each request, and never to the end.
 func halves(c net.Conn) {
 	in := bufio.NewReader(c)
