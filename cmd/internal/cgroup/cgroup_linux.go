@@ -31,7 +31,7 @@ type Group struct {
 // Open gives the group with its directory open until done is called: for one who reads many of
 // its files, whose way is a long one. The group given is as good where that is not possible.
 func (g Group) Open() (open Group, done func()) {
-	fd, err := again(func() (int, error) { return unix.Open(g.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
+	fd, err := again(func() (int, error) { return unix.Open(g.Path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) }) //nolint:forbidigo // the kernel's own file system, without links
 	if err != nil {
 		return g, func() {}
 	}
@@ -94,7 +94,7 @@ func (g Group) Value(name string) (value string, ok bool) {
 // os.ReadFile does besides (asking for its size, offering it to the poller) takes longer than
 // this, and a status reads a dozen of them for each agent.
 func read(dir int, path string) ([]byte, error) {
-	fd, err := again(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	fd, err := again(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0) }) //nolint:forbidigo // the kernel's own file system, without links
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
