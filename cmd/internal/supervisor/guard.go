@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/sealguard"
@@ -57,6 +58,28 @@ func (s *Supervisor) expect(plan *sandbox.Plan) *sealguard.Expected {
 	return s.guard.Expect(plan, found.Absent)
 }
 
+// endWait bounds how long a sandbox whose first process has ended takes to end.
+const endWait = 10 * time.Second
+
+// endsAtOnce reports whether the program has ended, or does: when its first process has ended
+// before it was known, all of its sandbox has, and the rest is only not waited for yet.
+func (p *program) endsAtOnce() bool {
+	select {
+	case <-p.Done():
+		return true
+	default:
+	}
+	if p.Plan == nil || p.Init(context.Background()) != 0 {
+		return false
+	}
+	select {
+	case <-p.Done():
+		return true
+	case <-time.After(endWait):
+		return false
+	}
+}
+
 // watched puts a started program under the guard.
 func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
 	if expected == nil {
@@ -64,10 +87,8 @@ func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
 	}
 	remove, err := expected.Started(&guarded{program: p})
 	if err != nil {
-		select {
-		case <-p.Done():
-			return nil // it ended at once
-		default:
+		if p.endsAtOnce() {
+			return nil
 		}
 		p.Kill()
 		return fmt.Errorf("the git seals cannot be watched: %w", err)

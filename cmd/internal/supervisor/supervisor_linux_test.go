@@ -563,6 +563,36 @@ func (r *running) exec(stdin string, argv ...string) (stdout, stderr string, cod
 	return string(o), string(e), end.Code
 }
 
+// A command may be over before its sandbox's first process is known: that is its end, and not one
+// whose git seals cannot be watched.
+func TestCommandThatIsOverBeforeItIsKnown(t *testing.T) {
+	spec := agentOf(t)
+	spec.Bwrap = filepath.Join(spec.Policy.Home, "bwrap")
+	never := spec.Bwrap + ".never"
+	if err := unix.Mkfifo(never, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// It tells of a process that has ended, and takes its time to end itself, without a child.
+	script := `#!/bin/bash
+case "$*" in *at-once*) ;; *) exec /usr/bin/bwrap "$@" ;; esac
+info=$(tr '\0' '\n' </proc/self/fd/"$2" | sed -n '/^--info-fd$/{n;p}')
+: & wait $!
+printf '{"child-pid": %d}\n' $! >&"$info"
+read -r -t 0.3 <>'` + never + `'
+exit 127
+`
+	if err := os.WriteFile(spec.Bwrap, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := supervise(t, spec).ready()
+	if _, stderr, code := r.exec("", "at-once"); code != 127 || stderr != "" {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if _, stderr, code := r.exec("", "/bin/sh", "-c", "exit 3"); code != 3 {
+		t.Errorf("control: exit %d: %s", code, stderr)
+	}
+}
+
 func TestExecPassesStreamsAndCode(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	out, stderr, code := r.exec("from outside", "/bin/sh", "-c", "cat; echo oops >&2; pwd; exit 42")
