@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/netns"
 )
 
 // A server on this machine or near it answers within a moment. To wait for it in one call
@@ -71,8 +73,8 @@ func startTCP(addr netip.AddrPort) (conn *net.TCPConn, pending bool, err error) 
 		}
 	}
 	if addr.Addr().IsLoopback() {
-		// Nothing is to be paced on this machine: see netns.Unpaced. Without it all is slower, no more.
-		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno")
+		// Nothing is to be paced on this machine. Without it all is slower, no more.
+		_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, netns.Unpaced)
 	}
 	err = unix.Connect(fd, to)
 	if pending = errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR); !pending && err != nil {
