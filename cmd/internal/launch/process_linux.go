@@ -700,12 +700,7 @@ func threads(pid int) (run, stopped []int) {
 		if err != nil {
 			continue
 		}
-		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
-		state := byte('?')
-		if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) {
-			state = b[i+2]
-		}
-		switch {
+		switch state := taskState(b); {
 		case state == 'T':
 			stopped = append(stopped, tid)
 		case state == 't', state == 'Z', state == 'X':
@@ -715,6 +710,15 @@ func threads(pid int) (run, stopped []int) {
 		}
 	}
 	return run, stopped
+}
+
+// taskState is the letter that a thread's stat has for its state; '?' where there is none.
+func taskState(stat []byte) byte {
+	// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
+	if i := bytes.LastIndexByte(stat, ')'); i >= 0 && i+2 < len(stat) {
+		return stat[i+2]
+	}
+	return '?'
 }
 
 // waitsForChild reports whether a thread that no signal reaches waits for a child of vfork that
@@ -802,8 +806,7 @@ func (p *Process) killUnknown() {
 		if err != nil {
 			break // it is gone
 		}
-		// "pid (name) state …": a name may hold anything, the last parenthesis ends it.
-		if i := bytes.LastIndexByte(b, ')'); i >= 0 && i+2 < len(b) && (b[i+2] == 'T' || b[i+2] == 'Z' || b[i+2] == 'X') {
+		if state := taskState(b); state == 'T' || state == 'Z' || state == 'X' {
 			break
 		}
 		runtime.Gosched()
