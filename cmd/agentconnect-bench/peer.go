@@ -138,16 +138,11 @@ func peerClient(addr string) error {
 	}
 	var held []net.Conn
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		var word string
 		var n int
 		var size int64
-		if _, err := fmt.Sscanf(in.Text(), "stream %d %d", &n, &size); err == nil {
-			took, err := peerStreams(dial, "s", n, size)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintln(os.Stdout, took.Nanoseconds())
-		} else if _, err := fmt.Sscanf(in.Text(), "unpaced %d %d", &n, &size); err == nil {
-			took, err := peerStreams(dial, "u", n, size)
+		if _, err := fmt.Sscanf(in.Text(), "stream %s %d %d", &word, &n, &size); err == nil {
+			took, err := peerStreams(dial, word, n, size)
 			if err != nil {
 				return err
 			}
