@@ -8,28 +8,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/fileid"
 	"agentconnect.md/sandbox/sandbox"
 )
 
-// settled is how old a file's last change must be for what was read to be kept: a change right
-// after it may leave the same time.
-const settled = 2 * time.Second
-
 // parsed is one agent, as its file was.
 type parsed struct {
-	file  identity
+	file  fileid.ID
 	agent *Agent
-}
-
-// identity is different for each content of a path, once it is settled.
-type identity struct {
-	dev, ino        uint64
-	size            int64
-	changed, status unix.Timespec
 }
 
 // Folders gives the absolute folders, clean and links not resolved, that the store's agents may
@@ -63,7 +52,7 @@ func (s *Store) unchanged(id string) (*Agent, error) {
 		s.keep(id, nil)
 		return s.Load(id)
 	}
-	file := identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim} //nolint:unconvert // not everywhere of that type
+	file := fileid.Of(&st)
 	s.parsedMu.Lock()
 	known := s.parsed[id]
 	s.parsedMu.Unlock()
@@ -71,7 +60,7 @@ func (s *Store) unchanged(id string) (*Agent, error) {
 		return known.agent, nil
 	}
 	a, err := s.Load(id)
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || time.Since(time.Unix(st.Ctim.Unix())) <= settled {
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || !file.Settled() {
 		s.keep(id, nil)
 		return a, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/fileid"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -64,7 +65,7 @@ func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.keep("a", &parsed{
-		file:  identity{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim}, //nolint:unconvert // not everywhere of that type
+		file:  fileid.Of(&st),
 		agent: &Agent{ID: "a", Runtime: "selftest", Workspace: "/kept"},
 	})
 	want("not changed since", "/kept")

@@ -20,6 +20,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/fileid"
 )
 
 // Kinds of records. The words are stable: scripts select by them.
@@ -308,15 +310,9 @@ type Counts struct {
 
 // count is what a log held as it was then.
 type count struct {
-	dev, ino        uint64
-	size            int64
-	changed, status unix.Timespec
-	n               int
+	log fileid.ID
+	n   int
 }
-
-// settled is how old a log's last change must be for a count to be kept: a change right after it
-// may leave the same time.
-const settled = 2 * time.Second
 
 // Findings is as the function of that name.
 func (c *Counts) Findings(path string) int {
@@ -328,23 +324,23 @@ func (c *Counts) Findings(path string) int {
 		c.mu.Unlock()
 		return Findings(path)
 	}
-	now := count{dev: uint64(st.Dev), ino: st.Ino, size: st.Size, changed: st.Mtim, status: st.Ctim} //nolint:unconvert // not everywhere of that type
+	log := fileid.Of(&st)
 	c.mu.Lock()
 	was, ok := c.seen[path]
 	c.mu.Unlock()
-	if now.n = was.n; ok && now == was {
+	if ok && was.log == log {
 		return was.n
 	}
-	now.n = Findings(path)
-	if time.Since(time.Unix(st.Ctim.Unix())) > settled {
+	n := Findings(path)
+	if log.Settled() {
 		c.mu.Lock()
 		if c.seen == nil {
 			c.seen = map[string]count{}
 		}
-		c.seen[path] = now
+		c.seen[path] = count{log, n}
 		c.mu.Unlock()
 	}
-	return now.n
+	return n
 }
 
 // Forget is said of a log whose agent is gone.
