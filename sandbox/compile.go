@@ -592,20 +592,21 @@ func (c *compiler) sockets() error {
 	for _, r := range sorted {
 		if r.op == OpBind && r.keep && r.kind == KindDir {
 			found, all := c.h.SocketsBelow(r.source, odd)
-			paths = append(paths, found...)
+			for _, path := range found {
+				if real, kind, err := c.h.Resolve(path); err == nil && kind == KindSocket {
+					paths = append(paths, real)
+				}
+			}
 			if !all {
 				c.note("%s is too large to look for every socket in it: an agent can connect to one that is moved or linked there", r.source)
 			}
 		}
 	}
+	slices.Sort(paths)
 	covers := 0
-	for _, path := range paths {
-		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-			continue
-		}
-		real, kind, err := c.h.Resolve(path)
-		if err != nil || kind != KindSocket {
-			continue
+	for _, real := range slices.Compact(paths) {
+		if !filepath.IsAbs(real) || filepath.Clean(real) != real {
+			continue // out of reach from our root
 		}
 		for _, r := range sorted {
 			if r.op != OpBind || r.source == "" || r.private || r.channel || !inside(real, r.source) {

@@ -22,8 +22,8 @@ type Host interface {
 	ReadDir(path string) ([]string, error)
 	// ReadFile reads a small configuration file.
 	ReadFile(path string) (string, error)
-	// Sockets lists the paths that Unix sockets of the host are bound to; odd reports that
-	// some are bound to names that lead to none.
+	// Sockets lists where bound Unix sockets of the host lie, without a link on the way; odd
+	// reports that some lie elsewhere than the names say that they were bound by.
 	Sockets() (paths []string, odd bool, err error)
 	// SocketsBelow looks for sockets in a directory, far where that is worth it, and says
 	// whether it saw all of it.

@@ -4,12 +4,14 @@ package hostfacts
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"strings"
+	"path/filepath"
+	"syscall"
 
 	"agentconnect.md/sandbox/sandbox"
 )
@@ -49,9 +51,9 @@ func (Host) ReadFile(path string) (string, error) {
 	return string(b), err
 }
 
-// Sockets lists the absolute paths in /proc/net/unix: the names that sockets of this
-// network namespace were bound by. A file without a listener refuses connections by itself.
-// odd: some were bound by names that lead to no socket now (relative, moved, removed).
+// Sockets lists where the sockets in /proc/net/unix lie: those that were bound by a name in this
+// network namespace. A file without a listener refuses connections by itself. odd: some are
+// somewhere else now than their names say (relative, moved, removed).
 func (h Host) Sockets() (paths []string, odd bool, err error) {
 	f, err := os.Open("/proc/net/unix")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -65,46 +67,84 @@ func (h Host) Sockets() (paths []string, odd bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	for _, path := range named {
-		if _, kind, err := h.Resolve(path); err == nil && kind == sandbox.KindSocket {
-			paths = append(paths, path)
-		} else if errors.Is(err, fs.ErrNotExist) {
-			odd = true
+	paths, moved := h.placesOf(named)
+	return paths, odd || moved, nil
+}
+
+// placesOf gives the real places of those names that lead to sockets, and says whether one leads
+// to nothing, or to something else. A machine with hundreds of agents has thousands of names, and
+// each start asks, so a directory is resolved once for all of its names.
+func (h Host) placesOf(named []string) (paths []string, moved bool) {
+	seen := map[string]bool{}
+	take := func(real string, kind sandbox.Kind, err error) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), err == nil && kind != sandbox.KindSocket:
+			moved = true
+		case err == nil && !seen[real]:
+			seen[real] = true
+			paths = append(paths, real)
 		}
 	}
-	return paths, odd, nil
+	names := map[string][]string{} // by directory
+	var dirs []string
+	for _, name := range named {
+		dir, base := filepath.Split(name)
+		if len(dir) < 2 || filepath.Clean(name) != name {
+			take(h.Resolve(name))
+			continue
+		}
+		if dir = dir[:len(dir)-1]; names[dir] == nil {
+			dirs = append(dirs, dir)
+		}
+		names[dir] = append(names[dir], base)
+	}
+	for _, dir := range dirs {
+		h.resolveIn(dir, names[dir], take)
+	}
+	return paths, moved
 }
 
 // parseSockets reads the table: "Num RefCount Protocol Flags Type St Inode Path". Names that
-// are not absolute (a line of a name with a newline in it, too) are odd.
+// are not absolute (a line of a name with a newline in it, too) are odd, and so are two sockets
+// that wait by the same name, of which one can only have been moved or removed.
 func parseSockets(r io.Reader) (paths []string, odd bool, err error) {
-	seen := map[string]bool{}
+	const waiting = 1          // a listener, or a datagram socket; one that came of a listener is 2 or 3
+	known := map[string]bool{} // whether one waits
 	s := bufio.NewScanner(r)
 	s.Buffer(nil, 1<<20)
 	first := true
 	for s.Scan() {
-		line := s.Text()
+		line := s.Bytes()
 		if first {
 			first = false // the headings
 			continue
 		}
-		f := strings.SplitN(line, " ", 8)
-		fields := strings.Fields(line)
+		var fields [7][]byte // without the name
+		rest, n := line, 0
+		for ; n < len(fields); n++ {
+			rest = bytes.TrimLeft(rest, " ") // the inode is padded
+			if len(rest) == 0 {
+				break
+			}
+			if fields[n], rest, _ = bytes.Cut(rest, []byte(" ")); n == 0 && !bytes.HasSuffix(fields[0], []byte(":")) {
+				break
+			}
+		}
 		switch {
-		case len(f) < 7 || !strings.HasSuffix(f[0], ":"):
+		case n < len(fields):
 			odd = true // the rest of a name with a newline
-		case len(fields) < 8:
-			// no name
+		case len(rest) == 0 || rest[0] == '@':
+			// without a name, or abstract
+		case rest[0] != '/':
+			odd = true
 		default:
-			i := strings.Index(line, " "+fields[6]+" ")
-			name := line[i+len(fields[6])+2:]
-			switch {
-			case strings.HasPrefix(name, "@"): // abstract
-			case !strings.HasPrefix(name, "/"):
-				odd = true
-			case !seen[name]:
-				seen[name] = true
-				paths = append(paths, name)
+			waits := bytes.HasSuffix(fields[5], []byte{'0' + waiting})
+			before, again := known[string(rest)]
+			if odd = odd || waits && before; !again {
+				paths = append(paths, string(rest))
+			}
+			if !again || waits {
+				known[string(rest)] = waits
 			}
 		}
 	}

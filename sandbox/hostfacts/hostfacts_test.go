@@ -1,9 +1,11 @@
 package hostfacts
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +21,8 @@ ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 /run/user/1000/bus
 ffff888104a3b400: 00000003 00000000 00000000 0001 03 16132
 ffff888104a3b800: 00000002 00000000 00010000 0001 01 16133 @/tmp/.X11-unix/X0
 ffff888104a3bc00: 00000002 00000000 00010000 0001 01 16134 /home/a/with space.sock
-ffff888104a3bd00: 00000002 00000000 00010000 0001 01 16135 /run/user/1000/bus
+ffff888104a3bd00: 00000002 00000000 00000000 0001 03     5 /run/user/1000/bus
+0000000000000000: 00000002 00000000 00000000 0001 02     0 /run/user/1000/bus
 `
 
 func TestTableOfSockets(t *testing.T) {
@@ -30,9 +33,62 @@ func TestTableOfSockets(t *testing.T) {
 	for _, line := range []string{
 		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 rel.sock\n",
 		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 /home/a/with\nnewline.sock\n",
+		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16136 /run/user/1000/bus\n",
 	} {
 		if _, odd, err := parseSockets(strings.NewReader(table + line)); !odd || err != nil {
 			t.Errorf("%q is not odd (%v)", line, err)
+		}
+	}
+}
+
+func TestSocketsAreListedWhereTheyLie(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := func(name string) string { return filepath.Join(dir, name) }
+	if err := os.MkdirAll(path("real/deep"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("real", path("link")); err != nil {
+		t.Fatal(err)
+	}
+	listen := func(name string) {
+		t.Helper()
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { l.Close() })
+	}
+	listen(path("real/plain"))
+	listen(path("link/through"))
+	listen(dir + "/real/deep/../unclean")
+	listen(path("real/deep/behind"))
+	if err := errors.Join(os.Rename(path("real/deep/behind"), path("real/other")), os.Symlink("../other", path("real/deep/behind"))); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{path("real/plain"), path("link/through"), dir + "/real/deep/../unclean", path("real/deep/behind")}
+	paths, moved := Host{}.placesOf(names)
+	slices.Sort(paths)
+	if want := []string{path("real/other"), path("real/plain"), path("real/through"), path("real/unclean")}; moved || !slices.Equal(paths, want) {
+		t.Errorf("moved %v: %q, want %q", moved, paths, want)
+	}
+	if runtime.GOOS == "linux" {
+		all, _, err := Host{}.Sockets()
+		for _, want := range paths {
+			if err != nil || !slices.Contains(all, want) {
+				t.Errorf("%s is not in the kernel's table as we read it (%v)", want, err)
+			}
+		}
+	}
+	if err := os.WriteFile(path("file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"none", "none/none", "file", "file/none", "real"} {
+		if paths, moved := (Host{}).placesOf([]string{path(name)}); !moved || len(paths) > 0 {
+			t.Errorf("%s: %q, moved %v", name, paths, moved)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package hostfacts
 
 import (
+	"path/filepath"
+
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/sandbox"
@@ -22,13 +24,42 @@ func (Host) Resolve(path string) (string, sandbox.Kind, error) {
 	if err != nil {
 		return "", "", err
 	}
-	switch mode {
+	return real, kindOf(mode), nil
+}
+
+func kindOf(mode uint32) sandbox.Kind {
+	switch mode & unix.S_IFMT {
 	case unix.S_IFDIR:
-		return real, sandbox.KindDir, nil
+		return sandbox.KindDir
 	case unix.S_IFREG:
-		return real, sandbox.KindFile, nil
+		return sandbox.KindFile
 	case unix.S_IFSOCK:
-		return real, sandbox.KindSocket, nil
+		return sandbox.KindSocket
 	}
-	return real, sandbox.KindOther, nil
+	return sandbox.KindOther
+}
+
+// resolveIn is Resolve of each name in dir, with one walk to dir.
+func (h Host) resolveIn(dir string, names []string, take func(real string, kind sandbox.Kind, err error)) {
+	fd, err := pathfd.Open(dir)
+	var real string
+	if err == nil {
+		defer unix.Close(fd)
+		real, err = pathfd.Real(fd)
+	}
+	if err != nil {
+		take("", "", err)
+		return
+	}
+	for _, name := range names {
+		var st unix.Stat_t
+		switch err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); {
+		case err != nil:
+			take("", "", err)
+		case st.Mode&unix.S_IFMT == unix.S_IFLNK:
+			take(h.Resolve(filepath.Join(real, name)))
+		default:
+			take(filepath.Join(real, name), kindOf(st.Mode), nil)
+		}
+	}
 }

@@ -31,3 +31,10 @@ func (Host) Resolve(path string) (string, sandbox.Kind, error) {
 	}
 	return real, sandbox.KindOther, nil
 }
+
+// resolveIn is Resolve of each name in dir.
+func (h Host) resolveIn(dir string, names []string, take func(real string, kind sandbox.Kind, err error)) {
+	for _, name := range names {
+		take(h.Resolve(filepath.Join(dir, name)))
+	}
+}

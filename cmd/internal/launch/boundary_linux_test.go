@@ -858,6 +858,74 @@ func TestSocketsUnderAnotherNameAreCovered(t *testing.T) {
 	}
 }
 
+// In a large folder one is looked for no further than a start has time for, unless the kernel's
+// table gives reason to.
+func TestSocketsUnderAnotherNameAreCoveredInALargeFolder(t *testing.T) {
+	for name, lay := range map[string]func(ws string, listen func(path string)) error{
+		"by a name that is not clean": func(ws string, listen func(string)) error {
+			listen(ws + "/z/../z/s")
+			return nil
+		},
+		"another in its place": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			if err := os.Rename(ws+"/s", ws+"/z/s"); err != nil {
+				return err
+			}
+			listen(ws + "/s")
+			return nil
+		},
+		"a file in its place": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			return errors.Join(os.Rename(ws+"/s", ws+"/z/s"), os.WriteFile(ws+"/s", nil, 0o600))
+		},
+		"a file in its folder's place": func(ws string, listen func(string)) error {
+			if err := os.Mkdir(ws+"/d", 0o700); err != nil {
+				return err
+			}
+			listen(ws + "/d/s")
+			return errors.Join(os.Rename(ws+"/d/s", ws+"/z/s"), os.Remove(ws+"/d"), os.WriteFile(ws+"/d", nil, 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			ws := b.policy.Workspace
+			mkdir(t, ws+"/z")
+			for i := range 2_100 {
+				if err := os.WriteFile(fmt.Sprintf("%s/%d", ws, i), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := lay(ws, func(path string) {
+				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.SetUnlinkOnClose(false)
+				t.Cleanup(func() { l.Close() })
+				go func() {
+					for {
+						c, err := l.Accept()
+						if err != nil {
+							return
+						}
+						io.WriteString(c, "hello\n")
+						c.Close()
+					}
+				}()
+			}); err != nil {
+				t.Fatal(err)
+			}
+			out, code := b.run("/bin/sh", "-c", `socat -t2 - "UNIX-CONNECT:$0" </dev/null`, ws+"/z/s")
+			if code == 0 || strings.Contains(out, "hello") {
+				t.Errorf("it can be connected to: %s", out)
+			}
+			if out, err := exec.Command("socat", "-t2", "-", "UNIX-CONNECT:"+ws+"/z/s").CombinedOutput(); !strings.Contains(string(out), "hello") {
+				t.Errorf("control: outside it cannot, either: %s (%v)", out, err)
+			}
+		})
+	}
+}
+
 func TestSetIDProgramsAndDevicesCannotBeLeftBehind(t *testing.T) {
 	b := newBox(t)
 	b.refused("cp /bin/true s && chmod 4755 s && rm s")
