@@ -1,13 +1,15 @@
 // What all agents' files say. Each start asks which folders outside ROOT agents can write, and each
 // status for all of it, so a file is read again only when it has changed: with 500 agents all of
-// them would be read 500 times.
+// them would be read 500 times. Starts that come close together share one look at whether they have.
 
 package agent
 
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +41,55 @@ func (s *Store) Folders() ([]string, error) {
 		}
 	}
 	return all, nil
+}
+
+// shared is for how many times as long as a look at all files took what it saw is used, though no
+// longer than sharedAtMost: of many starts one after another, looks take a fiftieth.
+const (
+	shared       = 50
+	sharedAtMost = time.Second
+)
+
+// Writable are folders that agents may write. It is not to be changed.
+type Writable struct {
+	All []string // clean and absolute; links are not resolved
+
+	is    map[string]bool // the same
+	until time.Time
+}
+
+// Has reports whether a folder is one of them.
+func (w *Writable) Has(folder string) bool { return w.is[folder] }
+
+// WritableFor is Folders for a start of a, and may be a moment old. It has the folders of each agent
+// that this Store was asked for before, as that started: who can have written something in a folder
+// since then is not missed.
+func (s *Store) WritableFor(a *Agent) (*Writable, error) {
+	s.writableMu.Lock()
+	defer s.writableMu.Unlock()
+	own, began := a.Folders(), s.now()
+	if w := s.writable; w != nil && began.Before(w.until) && !slices.ContainsFunc(own, func(f string) bool { return !w.is[f] }) {
+		return w, nil
+	}
+	all, err := s.Folders()
+	if err != nil {
+		return nil, err
+	}
+	w := &Writable{All: append(all, own...), is: map[string]bool{}}
+	for _, f := range w.All {
+		w.is[f] = true
+	}
+	ended := s.now()
+	w.until = ended.Add(min(shared*ended.Sub(began), sharedAtMost))
+	s.writable = w
+	return w, nil
+}
+
+// LookAgain has the next start look at all files: one is known to have changed.
+func (s *Store) LookAgain() {
+	s.writableMu.Lock()
+	defer s.writableMu.Unlock()
+	s.writable = nil
 }
 
 // unchanged is Load for one who changes nothing of what he gets: others get the same.

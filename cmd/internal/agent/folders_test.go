@@ -84,3 +84,67 @@ func TestFoldersAreThoseOfTheFilesAsTheyAreNow(t *testing.T) {
 	}
 	want("gone")
 }
+
+func TestStartsShareALookAtTheFolders(t *testing.T) {
+	s := NewStore(t.TempDir())
+	now, took := time.Unix(1_000_000, 0), time.Millisecond
+	s.now = func() time.Time { defer func() { now = now.Add(took) }(); return now }
+	add := func(id, workspace string) *Agent {
+		t.Helper()
+		a := &Agent{ID: id, Runtime: "selftest", Workspace: workspace}
+		if err := s.Create(a); err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	want := func(what string, a *Agent, folders ...string) {
+		t.Helper()
+		w, err := s.WritableFor(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := slices.Clone(w.All)
+		slices.Sort(got)
+		if got = slices.Compact(got); !slices.Equal(got, folders) {
+			t.Errorf("%s: %q, want %q", what, got, folders)
+		}
+		for _, f := range folders {
+			if !w.Has(f) {
+				t.Errorf("%s: it has not %s", what, f)
+			}
+		}
+		if w.Has("/project") {
+			t.Errorf("%s: it has what nobody named", what)
+		}
+	}
+	a := add("a", "/project/a")
+	want("the first", a, "/project/a")
+	b := add("b", "/project/b")
+	want("a moment later", a, "/project/a") // b has not started
+	want("b itself", b, "/project/a", "/project/b")
+	want("after b", a, "/project/a", "/project/b")
+	c := add("c", "/project/c")
+	now = now.Add(shared * took)
+	want("after a while", a, "/project/a", "/project/b", "/project/c")
+	if err := s.Remove("b", false); err != nil {
+		t.Fatal(err)
+	}
+	want("removed just now", c, "/project/a", "/project/b", "/project/c")
+	s.LookAgain()
+	want("removed, and said so", c, "/project/a", "/project/c")
+	if err := s.Hold(&Agent{ID: "a", Runtime: "selftest", Workspace: "/project/held"}); err != nil {
+		t.Fatal(err)
+	}
+	want("held", c, "/project/c", "/project/held")
+	s.Release("a")
+	want("released", c, "/project/a", "/project/c")
+	took = time.Hour
+	s.LookAgain()
+	want("slow", c, "/project/a", "/project/c")
+	took = 0
+	add("d", "/project/d")
+	now = now.Add(sharedAtMost)
+	want("a second later", c, "/project/a", "/project/c", "/project/d")
+	gone := &Agent{ID: "e", Runtime: "selftest", Workspace: "/project/e"}
+	want("an agent whose file changed since it was read", gone, "/project/a", "/project/c", "/project/d", "/project/e")
+}

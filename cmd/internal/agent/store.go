@@ -44,6 +44,10 @@ type Store struct {
 
 	parsedMu sync.Mutex
 	parsed   map[string]*parsed // by id
+
+	writableMu sync.Mutex
+	writable   *Writable // as last looked at
+	now        func() time.Time
 }
 
 // Hold keeps a configuration in memory alone: of an agent that a control plane placed here,
@@ -53,6 +57,7 @@ func (s *Store) Hold(a *Agent) error {
 	if err := a.Validate(); err != nil {
 		return err
 	}
+	s.LookAgain()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held == nil {
@@ -64,6 +69,7 @@ func (s *Store) Hold(a *Agent) error {
 
 // Release forgets a held configuration.
 func (s *Store) Release(id string) {
+	defer s.LookAgain()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.held, id)
@@ -79,7 +85,7 @@ func (s *Store) Held(id string) *Agent {
 // NewStore gives the store below root, which package config has checked. It touches
 // nothing.
 func NewStore(root string) *Store {
-	return &Store{root: root, dir: filepath.Join(root, "agents"), lockWait: 10 * time.Second}
+	return &Store{root: root, dir: filepath.Join(root, "agents"), lockWait: 10 * time.Second, now: time.Now}
 }
 
 // Dirs are the places of one agent, on the host. Home, Memory, Tmp and Workspace are

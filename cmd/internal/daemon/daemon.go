@@ -650,8 +650,32 @@ func (d *Daemon) builder() *Builder {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &Builder{Config: d.cfg, Store: d.store, Programs: d.o.Programs, Host: d.o.Host, Build: d.o.Build,
-		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf, IsPlaced: d.placedHere,
+		Direct: d.sup.Name() == "direct", Environ: d.o.Environ, Placed: d.remote.secretsOf, IsPlaced: d.placedHere, InForce: d.foldersInForce,
 		Supervisors: d.supervisors, RunDir: d.run.Path, Secrets: secret.NewStore(d.cfg.Root, secret.Systemd{Program: secret.SystemdCreds})}
+}
+
+// foldersInForce gives the folders of agents that run with another configuration than their file
+// has now.
+func (d *Daemon) foldersInForce(known *agent.Writable) (folders []string) {
+	more := map[string][]string{}
+	d.mu.Lock()
+	for id, r := range d.records {
+		if r.inForce == nil {
+			continue
+		}
+		for _, f := range r.inForce.Folders() {
+			if !known.Has(f) {
+				more[id] = append(more[id], f)
+			}
+		}
+	}
+	d.mu.Unlock()
+	for id, its := range more {
+		if active(d.sup.State(id).State) {
+			folders = append(folders, its...)
+		}
+	}
+	return folders
 }
 
 // spec builds the spec of a start now, or refuses it. Compiled: whether the plan is looked at.
@@ -973,6 +997,7 @@ func (d *Daemon) reload(why string) error {
 		return err
 	}
 	d.log.Info("configuration reloaded", "why", why)
+	d.store.LookAgain()
 	entries, _, err := cfg.Agents(d.store)
 	if err != nil {
 		return err

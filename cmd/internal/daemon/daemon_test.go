@@ -734,3 +734,48 @@ func TestLogsAreBounded(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// An agent writes where it could when it started, whatever its file says now.
+func TestFolderOfWhatRunsIsWritableWhateverItsFileSays(t *testing.T) {
+	s := newSite(t, `{}`)
+	base := shortDir(t)
+	work, other := filepath.Join(base, "work"), filepath.Join(base, "other")
+	for _, dir := range []string{work, other} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tool := filepath.Join(work, "tool")
+	s.write(tool, "#!/bin/sh\n", 0o700)
+	s.agent("a", true, "ready", "wait")
+	s.agent("b", true, "ready", "wait")
+	edit := func(id string, change func(*agent.Agent)) {
+		t.Helper()
+		if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("a", func(a *agent.Agent) { a.Workspace = work })
+	edit("b", func(b *agent.Agent) {
+		b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
+	})
+	c, _ := s.start()
+	start := func(id string) error { _, err := c.Start(t.Context(), id); return err }
+	if err := start("a"); err != nil {
+		t.Fatal(err)
+	}
+	s.until(c, "a", control.StateRunning)
+	answered(t, start("b"), 78, "runs outside the sandbox", work)
+	edit("a", func(a *agent.Agent) { a.Workspace = other })
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	answered(t, start("b"), 78, "runs outside the sandbox", work)
+	if _, err := c.Restart(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.until(c, "a", control.StateRunning)
+	if err := start("b"); err != nil {
+		t.Errorf("nobody writes there any more: %v", err)
+	}
+}

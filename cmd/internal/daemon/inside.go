@@ -175,17 +175,17 @@ func (b *Builder) credentials(a *agent.Agent) ([]wire.Credential, error) {
 // hostProgram refuses a command that runs outside the boundary and that an agent could
 // change: it, or a file among its arguments, in a folder that agents write.
 func (b *Builder) hostProgram(a *agent.Agent, argv []string) error {
-	writable := append(b.writable(), b.Store.Dirs(a.ID).Agent)
+	var places []string // of the arguments
 	for _, arg := range argv {
-		if !filepath.IsAbs(arg) {
-			continue
+		if filepath.IsAbs(arg) {
+			places = append(places, filepath.Clean(arg), realPath(b.Host, arg))
 		}
-		for _, path := range []string{filepath.Clean(arg), realPath(b.Host, arg)} {
-			for _, w := range writable {
-				for _, dir := range []string{w, realPath(b.Host, w)} {
-					if path == dir || inDir(path, dir) {
-						return fmt.Errorf("%s runs outside the sandbox and lies in %s, which an agent can write; put it elsewhere", arg, dir)
-					}
+	}
+	for _, w := range append(b.writable(a), b.Store.Dirs(a.ID).Agent) {
+		for _, dir := range []string{w, realPath(b.Host, w)} {
+			for _, path := range places {
+				if inDir(path, dir) || path == dir {
+					return fmt.Errorf("%s runs outside the sandbox and lies in %s, which an agent can write; put it elsewhere", path, dir)
 				}
 			}
 		}

@@ -43,6 +43,9 @@ type Builder struct {
 	Environ []string
 	// Placed gives the secrets that came with an agent from a control plane; may be nil.
 	Placed func(id string) map[string]string
+	// InForce gives the folders that agents which run may write by a configuration that is no
+	// longer their file's; nil: nothing is known to run.
+	InForce func(known *agent.Writable) []string
 	// IsPlaced reports whether a control plane placed an agent here; nil: none of them.
 	IsPlaced func(id string) bool
 	// Supervisors is the socket where the daemon answers its supervisors; empty: there is none.
@@ -244,7 +247,7 @@ func refusedConfig(a *agent.Agent, err error) error {
 
 // find looks the runtime up and traces its installation.
 func (b *Builder) find(a *agent.Agent) (start, error) {
-	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: b.writable()}
+	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: b.writable(a)}
 	if a.Runtime == "" {
 		in, err := runtimes.Find(o, a.Command)
 		if err != nil {
@@ -273,16 +276,20 @@ func (b *Builder) find(a *agent.Agent) (start, error) {
 	return s, nil
 }
 
-// writable are the folders outside ROOT that agents of this user can write.
-func (b *Builder) writable() []string {
-	out, err := b.Store.Folders()
+// writable are the folders outside ROOT that agents of this user can write, as a starts.
+func (b *Builder) writable(a *agent.Agent) []string {
+	known, err := b.Store.WritableFor(a)
 	if err != nil {
 		return nil // said where the agents are listed; the one in question is judged by itself
 	}
+	out := slices.Clone(known.All)
 	for _, e := range b.Config.SystemAgents {
 		if e.Agent != nil {
 			out = append(out, e.Agent.Folders()...)
 		}
+	}
+	if b.InForce != nil {
+		out = append(out, b.InForce(known)...)
 	}
 	return out
 }
