@@ -271,7 +271,8 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 		return figures.Figure{Key: fmt.Sprintf("systemd/scale/%s/%d", key, n), What: fmt.Sprintf("%d %s", n, what), Unit: unit, Ours: value}
 	}
 	m.until("all are up", func() bool { return m.running() == n })
-	time.Sleep(rest.After + time.Second) //nolint:forbidigo // that is what rest is
+	// After the last of what is done there is one more look whether anything was.
+	time.Sleep(2*rest.After + time.Second) //nolint:forbidigo // that is what rest is
 
 	daemon := m.mainPID("agentconnect.service")
 	starting, _ := work(daemon)
