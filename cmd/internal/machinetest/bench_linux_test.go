@@ -271,6 +271,11 @@ func benchmarkScale(b *testing.B, n int) map[string]float64 {
 		return figures.Figure{Key: fmt.Sprintf("systemd/scale/%s/%d", key, n), What: fmt.Sprintf("%d %s", n, what), Unit: unit, Ours: value}
 	}
 	m.until("all are up", func() bool { return m.running() == n })
+	for _, a := range m.status().Agents {
+		if a.Restarts > 0 {
+			b.Fatalf("agent %s was started %d times more: %s\n%s", a.ID, a.Restarts, a.Reason, m.journal("--unit", units.ServiceName(a.ID)))
+		}
+	}
 	// After the last of what is done there is one more look whether anything was.
 	time.Sleep(2*rest.After + time.Second) //nolint:forbidigo // that is what rest is
 
