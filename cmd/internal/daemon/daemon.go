@@ -137,11 +137,12 @@ type record struct {
 	wish sync.Mutex // orders what is wished of the agent; never taken inside Daemon.mu
 
 	// The rest under Daemon.mu.
-	state, reason string       // not started: StateRefused or StateFailed, and why
-	inForce       *agent.Agent // as of the last start, or of a change taken over live
-	text          string       // of inForce
-	limits        *wire.Limits // passed to what runs; nil: not known, or there are none
-	egress        *wire.Egress // the same
+	state, reason string              // not started: StateRefused or StateFailed, and why
+	inForce       *agent.Agent        // as of the last start, or of a change taken over live
+	text          string              // of inForce
+	limits        *wire.Limits        // passed to what runs; nil: not known, or there are none
+	egress        *wire.Egress        // the same
+	network       sandbox.NetworkMode // it runs in; "": not known
 }
 
 // RootError: somebody tried to run agents as root.
@@ -513,7 +514,15 @@ func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
 	if a.Sandboxed() && !st.Sandboxed {
 		return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: it runs without the sandbox and is now to have it; it is started anew", id)}
 	}
-	return nil
+	b := d.builder()
+	mode := sandbox.NetworkMode(st.Network)
+	if now := b.Network(a); now.Gated() && mode.Gated() {
+		mode = now // that was said above
+	}
+	d.mu.Lock()
+	r.network = mode
+	d.mu.Unlock()
+	return d.judgeInForce(b, id)
 }
 
 // ended stops the agents and writes down how the daemon ended.
@@ -758,6 +767,7 @@ func (d *Daemon) agentSpec(r *record, a *agent.Agent, used, compiled bool) (*wir
 	r.state, r.reason = "", ""
 	if used {
 		r.inForce, r.text, r.limits, r.egress = a, string(text), spec.Limits, spec.Egress
+		r.network = spec.Policy.Network
 	}
 	d.mu.Unlock()
 	return spec, nil
@@ -1012,25 +1022,35 @@ func (d *Daemon) reload(why string) error {
 	return nil
 }
 
-// enforce stops what the configuration no longer allows, and forgets agents that are gone.
+// enforce stops what the configuration no longer allows, and forgets agents that are gone. What
+// runs counts as well as what its file says now.
 func (d *Daemon) enforce(entries []config.AgentEntry) {
 	b := d.builder()
 	there := map[string]bool{}
 	for _, e := range entries {
 		there[e.ID] = true
-		if e.Agent == nil {
-			continue
-		}
 		// Judged first: to ask for the state of each takes longer than all else of a reload.
-		err := b.Judge(e.Agent)
-		if err == nil || !active(d.sup.State(e.ID).State) {
+		err := e.Err
+		if e.Agent != nil {
+			err = b.Judge(e.Agent)
+		}
+		old := d.judgeInForce(b, e.ID)
+		if old == nil && (err == nil || e.Agent == nil) || !active(d.sup.State(e.ID).State) {
 			continue
 		}
 		r := d.record(e.ID)
 		r.wish.Lock()
-		d.log.Warn("stopping an agent that is no longer allowed", "agent", e.ID, "reason", err)
-		d.sup.Stop(e.ID)
-		d.refuse(e.ID, r, err)
+		d.mu.Lock()
+		wanted := d.wanted.ids[e.ID]
+		d.mu.Unlock()
+		d.log.Warn("stopping an agent that is no longer allowed", "agent", e.ID, "reason", cmp.Or(old, err))
+		if err == nil && wanted { // what its file says now is allowed
+			_, err = d.startLocked(e.ID, r, true)
+		}
+		if err != nil || !wanted {
+			d.sup.Stop(e.ID)
+			d.refuse(e.ID, r, cmp.Or(err, old))
+		}
 		r.wish.Unlock()
 	}
 	d.mu.Lock()
@@ -1045,6 +1065,28 @@ func (d *Daemon) enforce(entries []config.AgentEntry) {
 	for _, id := range gone {
 		d.forget(id, grace)
 	}
+}
+
+// judgeInForce says why an agent may not go on as it was started, as far as that is known.
+func (d *Daemon) judgeInForce(b *Builder, id string) error {
+	d.mu.Lock()
+	var a *agent.Agent
+	var mode sandbox.NetworkMode
+	if r := d.records[id]; r != nil {
+		a, mode = r.inForce, r.network
+	}
+	d.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	if err := b.Judge(a); err != nil {
+		return err
+	}
+	// Between modes whose connections are judged it changes live.
+	if most := b.Config.MaxNetwork(mode); mode != "" && most != mode && !(most.Gated() && mode.Gated()) {
+		return &Refusal{Code: exitBadSpec, Text: fmt.Sprintf("agent %s: it runs in network mode %s, and the policy allows %s at most", id, mode, most)}
+	}
+	return nil
 }
 
 func (d *Daemon) forget(id string, grace time.Duration) {
@@ -1122,6 +1164,12 @@ func (d *Daemon) agentStatus(id string, e *config.AgentEntry, u Unit) control.Ag
 		s.Runtime, s.Sandboxed, s.Network = a.Runtime, a.Sandboxed(), string(b.Network(a))
 		if s.Runtime == "" {
 			s.Runtime = a.Command
+		}
+		if r != nil && r.network != "" && active(u.State) && string(r.network) != s.Network {
+			if !s.Changed {
+				s.Notes = append(s.Notes, fmt.Sprintf("network mode %s holds for it since it started; run `agentconnect agent restart %s`", s.Network, id))
+			}
+			s.Network, s.Changed = string(r.network), true
 		}
 		s.Workspace = d.store.WorkspacePath(a)
 		s.GitSeals, s.Git = b.GitSeals(a), Git(d.store, a)

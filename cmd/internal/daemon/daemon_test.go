@@ -779,3 +779,85 @@ func TestFolderOfWhatRunsIsWritableWhateverItsFileSays(t *testing.T) {
 		t.Errorf("nobody writes there any more: %v", err)
 	}
 }
+
+// Required mode counts for what runs, not for what its file would start.
+func TestRequiredModeStopsWhatRunsBareWhateverItsFileSays(t *testing.T) {
+	s := newSite(t, `{}`)
+	c, _ := s.start()
+	pids := map[string]int{}
+	for _, id := range []string{"edited", "broken"} {
+		s.agent(id, false, "ready", "wait")
+		st, err := c.Start(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids[id] = st.PID
+	}
+	if _, err := s.store.Update("edited", func(a *agent.Agent) error { yes := true; a.RunInSandbox = &yes; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	s.write(s.store.Dirs("broken").File, `{`, 0o600)
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for id := range pids {
+		if st, err := c.Agent(t.Context(), id); err != nil || st.State != control.StateRunning || st.Sandboxed {
+			t.Fatalf("it is to run bare on, as long as it may: %+v, %v", st, err)
+		}
+	}
+	s.write(filepath.Join(s.root, "config.json"), `{"security":{"requireSandbox":true}}`, 0o600)
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); alive(pids["edited"]) || alive(pids["broken"]); time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+		if time.Now().After(end) {
+			t.Fatalf("what runs bare goes on in required mode: edited %v, broken %v", alive(pids["edited"]), alive(pids["broken"]))
+		}
+	}
+	if st := s.until(c, "edited", control.StateRunning); !st.Sandboxed {
+		t.Errorf("started anew: %+v", st)
+	}
+	s.until(c, "broken", control.StateRefused)
+}
+
+// A mode of the network that the machine's policy no longer allows ends with the agent that has it.
+func TestTightenedNetworkReachesWhatRuns(t *testing.T) {
+	for name, mode := range map[string]sandbox.NetworkMode{"by default": "", "by its own word": sandbox.NetworkHost} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, `{"network":{"mode":"host"}}`)
+			s.agent("a", true, "ready", "wait")
+			edit := func(mode sandbox.NetworkMode) {
+				t.Helper()
+				if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network.Mode = mode; return nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			edit(mode)
+			c, _ := s.start()
+			st, err := c.Start(t.Context(), "a")
+			if err != nil || st.Network != "host" {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			edit("")
+			s.write(filepath.Join(s.root, "config.json"), `{"network":{"mode":"none"}}`, 0o600)
+			if err := c.Reload(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if st, err = c.Agent(t.Context(), "a"); err != nil || st.Network != "host" || !st.Changed {
+				t.Errorf("it runs with the host's network, and status says %q, changed %v (%v)", st.Network, st.Changed, err)
+			}
+			s.write(filepath.Join(s.root, "config.json"), `{"network":{"mode":"none"},"policy":{"networkMax":"none"}}`, 0o600)
+			if err := c.Reload(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(20 * time.Second); alive(st.PID); time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+				if time.Now().After(end) {
+					t.Fatal("it goes on with the host's network")
+				}
+			}
+			if st := s.until(c, "a", control.StateRunning); st.Network != "none" {
+				t.Errorf("started anew: %+v", st)
+			}
+		})
+	}
+}

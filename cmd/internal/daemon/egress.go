@@ -34,7 +34,8 @@ func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
 		d.log.Error("network", "agent", id, "error", err)
 		return
 	}
-	now := d.builder().egress(&next)
+	b := d.builder()
+	now := b.egress(&next)
 	if now == nil {
 		return
 	}
@@ -58,7 +59,7 @@ func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.inForce == inForce { // not started anew meanwhile
-		r.inForce, r.text, r.egress = &next, string(text), now
+		r.inForce, r.text, r.egress, r.network = &next, string(text), now, b.Network(&next)
 	}
 }
 
