@@ -775,6 +775,9 @@ func (d *Daemon) agentSpec(r *record, a *agent.Agent, used, compiled bool) (*wir
 
 // start wishes an agent to run, remembers that, and says how to learn of the outcome.
 func (d *Daemon) start(id string, again bool) (Pending, error) {
+	if err := agent.ValidateID(id); err != nil {
+		return nil, &Refusal{Code: 2, Text: err.Error()} // nothing is to be kept of it
+	}
 	r := d.record(id)
 	r.wish.Lock()
 	defer r.wish.Unlock()
@@ -832,6 +835,9 @@ func (d *Daemon) startLocked(id string, r *record, again bool) (Pending, error) 
 // refuse notes why an agent did not start; what already runs is not touched by it.
 func (d *Daemon) refuse(id string, r *record, err error) {
 	if errors.Is(err, agent.ErrNotFound) {
+		if active(d.sup.State(id).State) {
+			return // removed a moment ago: the next look at the files ends it
+		}
 		d.mu.Lock()
 		delete(d.records, id) // ids that people mistype must not pile up
 		d.mu.Unlock()

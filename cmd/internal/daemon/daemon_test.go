@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -859,5 +860,39 @@ func TestTightenedNetworkReachesWhatRuns(t *testing.T) {
 				t.Errorf("started anew: %+v", st)
 			}
 		})
+	}
+}
+
+// Somebody may ask for an agent between its removal and the daemon's look at the files.
+func TestARemovedAgentIsStoppedAlsoWhenItWasAskedFor(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	c, _ := s.start()
+	st, err := c.Start(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.store.Remove("a", false); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Start(t.Context(), "a")
+	answered(t, err, 66)
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if alive(st.PID) {
+		t.Errorf("supervisor %d still runs", st.PID)
+	}
+}
+
+func TestMistypedIDsAreNotKept(t *testing.T) {
+	d := &Daemon{records: map[string]*record{}, cfg: &config.Config{}, store: agent.NewStore(t.TempDir()), log: slog.New(slog.DiscardHandler), sup: NewDirect(DirectOptions{}), run: &runDir{}}
+	for _, id := range []string{"none", "No Such Agent", strings.Repeat("x", 200)} {
+		if _, err := d.start(id, false); err == nil {
+			t.Errorf("%q started", id)
+		}
+	}
+	if len(d.records) > 0 {
+		t.Errorf("%d records are kept of agents that there never were", len(d.records))
 	}
 }
