@@ -663,8 +663,8 @@ func (d *Daemon) builder() *Builder {
 		Supervisors: d.supervisors, RunDir: d.run.Path, Secrets: secret.NewStore(d.cfg.Root, secret.Systemd{Program: secret.SystemdCreds})}
 }
 
-// foldersInForce gives the folders of agents that run with another configuration than their file
-// has now.
+// foldersInForce gives the folders of agents, and of commands in agents, that run with another
+// configuration than their file has now.
 func (d *Daemon) foldersInForce(known *agent.Writable) (folders []string) {
 	more := map[string][]string{}
 	d.mu.Lock()
@@ -683,6 +683,15 @@ func (d *Daemon) foldersInForce(known *agent.Writable) (folders []string) {
 		if active(d.sup.State(id).State) {
 			folders = append(folders, its...)
 		}
+	}
+	for _, spec := range d.direct.commands() {
+		its := []string{spec.Policy.Workspace}
+		for _, g := range spec.Policy.Grants {
+			if g.Access == sandbox.ReadWrite {
+				its = append(its, filepath.Clean(g.Path))
+			}
+		}
+		folders = append(folders, slices.DeleteFunc(its, known.Has)...)
 	}
 	return folders
 }

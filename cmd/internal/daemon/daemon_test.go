@@ -896,3 +896,39 @@ func TestMistypedIDsAreNotKept(t *testing.T) {
 		t.Errorf("%d records are kept of agents that there never were", len(d.records))
 	}
 }
+
+// A command in an agent that does not run writes where it could when it started.
+func TestFolderOfACommandIsWritableWhateverTheFileSays(t *testing.T) {
+	s := newSite(t, `{}`)
+	base := shortDir(t)
+	work, other := filepath.Join(base, "work"), filepath.Join(base, "other")
+	for _, dir := range []string{work, other} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tool := filepath.Join(work, "tool")
+	s.write(tool, "#!/bin/sh\n", 0o700)
+	s.agent("a", true, "listen", "ready", "wait")
+	s.agent("b", true, "ready", "wait")
+	edit := func(id string, change func(*agent.Agent)) {
+		t.Helper()
+		if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("a", func(a *agent.Agent) { a.Workspace = work })
+	edit("b", func(b *agent.Agent) {
+		b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
+	})
+	c, _ := s.start()
+	if _, err := c.Exec(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	edit("a", func(a *agent.Agent) { a.Workspace = other })
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Start(t.Context(), "b")
+	answered(t, err, 78, "runs outside the sandbox", work)
+}

@@ -46,8 +46,14 @@ type Direct struct {
 	mu     sync.Mutex
 	closed bool
 	units  map[string]*unit
-	execs  map[*child]string // to the agent's id
-	wg     sync.WaitGroup    // one for each unit and exec
+	execs  map[*child]command
+	wg     sync.WaitGroup // one for each unit and exec
+}
+
+// command is the supervisor of a single command.
+type command struct {
+	id   string // of the agent
+	spec *wire.Spec
 }
 
 // NewDirect returns a supervision that runs nothing yet.
@@ -58,7 +64,7 @@ func NewDirect(o DirectOptions) *Direct {
 	if o.Pace == (Pace{}) {
 		o.Pace = DefaultPace()
 	}
-	return &Direct{o: o, units: map[string]*unit{}, execs: map[*child]string{}}
+	return &Direct{o: o, units: map[string]*unit{}, execs: map[*child]command{}}
 }
 
 // Name returns "direct".
@@ -133,7 +139,7 @@ func (d *Direct) Forget(ctx context.Context, id string) error {
 		u.inbox.put(wish{verb: wishEnd})
 	}
 	for c, of := range d.execs {
-		if of == id {
+		if of.id == id {
 			c.Terminate()
 		}
 	}
@@ -189,7 +195,7 @@ func (d *Direct) Exec(ctx context.Context, id string, spec *wire.Spec) error {
 		return errors.New("the daemon is ending")
 	}
 	c := d.spawn(id, spec)
-	d.execs[c] = id
+	d.execs[c] = command{id, spec}
 	ready := make(chan error, 1)
 	d.wg.Go(func() {
 		d.followExec(c, spec, ready)
@@ -217,12 +223,22 @@ func (d *Direct) Supervises(id string, pid int) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for c, agent := range d.execs {
-		if agent == id && c.pid() == pid {
+	for c, of := range d.execs {
+		if of.id == id && c.pid() == pid {
 			return true
 		}
 	}
 	return false
+}
+
+// commands are the specs of the supervisors of single commands, of those that have not ended.
+func (d *Direct) commands() (specs []*wire.Spec) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.execs {
+		specs = append(specs, c.spec)
+	}
+	return specs
 }
 
 // followExec reads the events of an exec's supervisor to the end. It kills one that
