@@ -932,3 +932,26 @@ func TestFolderOfACommandIsWritableWhateverTheFileSays(t *testing.T) {
 	_, err := c.Start(t.Context(), "b")
 	answered(t, err, 78, "runs outside the sandbox", work)
 }
+
+func TestProgramInAnotherAgentsDirectoryIsNotRunOutside(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	s.agent("b", true, "ready", "wait")
+	c, _ := s.start()
+	mcp := filepath.Join(s.root, "mcp", "a", "server", "home")
+	if err := os.MkdirAll(mcp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{s.store.Dirs("a").Home, s.store.Dirs("a").Workspace, mcp} {
+		tool := filepath.Join(dir, "tool")
+		s.write(tool, "#!/bin/sh\n", 0o700)
+		if _, err := s.store.Update("b", func(b *agent.Agent) error {
+			b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Start(t.Context(), "b")
+		answered(t, err, 78, "runs outside the sandbox", tool)
+	}
+}
