@@ -1,12 +1,19 @@
 package daemon
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/config"
+	"agentconnect.md/sandbox/cmd/internal/control"
+	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
+	"agentconnect.md/sandbox/cmd/internal/controlplane/cptest"
 )
 
 func TestTheKeyIsFoundWhereItIsKept(t *testing.T) {
@@ -50,4 +57,45 @@ func TestTheKeyIsFoundWhereItIsKept(t *testing.T) {
 	if got, err := r.key(); got != "renewed" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
+}
+
+// What cannot be made of a placed agent's new configuration ends the old one, too.
+func TestPlacedAgentWhoseConfigurationCannotBeUsedEnds(t *testing.T) {
+	server := cptest.New(t)
+	s := newSite(t, fmt.Sprintf(`{"controlPlane":{"url":%q,"key":%q},"runtimes":{"fake":{"command":"/usr/bin/env","args":["ready","wait"]}}}`, server.URL(), cptest.Key))
+	c, _ := s.start()
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	conn := server.Ready(ctx)
+	uuid := cp.NewID()
+	place := func(revision, mode string) (a cp.Ack) {
+		t.Helper()
+		e, err := conn.Ask(ctx, "agent/upsert", map[string]any{"agentId": uuid, "spec": map[string]any{
+			"agentId": uuid, "orgId": "org_example", "name": "placed", "runtime": "fake", "configRevision": revision, "runInSandbox": true,
+			"env": map[string]string{}, "secrets": map[string]string{}, "mcpServers": []string{}, "workspace": map[string]any{"mode": mode},
+		}})
+		if err != nil || json.Unmarshal(e.Payload, &a) != nil {
+			t.Fatalf("%s %s, %v", e.Type, e.Payload, err)
+		}
+		return a
+	}
+	if a := place("1", "scratch"); !a.OK {
+		t.Fatal(a.Reason)
+	}
+	st, err := c.Start(ctx, "placed")
+	if err != nil || st.State != control.StateRunning {
+		t.Fatalf("%+v, %v", st, err)
+	}
+	if a := place("2", "floppy"); a.OK || !strings.Contains(a.Reason, "floppy") {
+		t.Fatalf("%+v", a)
+	}
+	for end := time.Now().Add(20 * time.Second); alive(st.PID); time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+		if time.Now().After(end) {
+			t.Fatal("it goes on as it was")
+		}
+	}
+	if a := place("3", "scratch"); !a.OK {
+		t.Fatal(a.Reason)
+	}
+	s.until(c, "placed", control.StateRunning)
 }

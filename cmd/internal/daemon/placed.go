@@ -132,6 +132,11 @@ func (r *remote) Drop(id string, purge bool) error {
 	delete(r.secrets, id)
 	r.mu.Unlock()
 	r.d.store.Release(id)
+	if r.d.placedHere(id) {
+		// It stays the control plane's, and has no configuration that can be used.
+		r.stopLater(id)
+		return nil
+	}
 	r.later(func(context.Context) {
 		r.d.forget(id, r.d.patience())
 		if !purge {
