@@ -955,3 +955,28 @@ func TestProgramInAnotherAgentsDirectoryIsNotRunOutside(t *testing.T) {
 		answered(t, err, 78, "runs outside the sandbox", tool)
 	}
 }
+
+// What cannot be read now may be readable again: it is not written over.
+func TestAStateFileThatCannotBeReadIsSetAside(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	if err := os.MkdirAll(filepath.Join(s.root, "state"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	const list = `{"agents":["gone","lost"]}`
+	s.write(wantedPath(s.root), list, 0)
+	c, _ := s.start()
+	if _, err := c.Start(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	kept, _ := filepath.Glob(wantedPath(s.root) + ".broken-*")
+	if len(kept) != 1 {
+		t.Fatalf("kept %v", kept)
+	}
+	if err := os.Chmod(kept[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(kept[0]); err != nil || string(got) != list {
+		t.Errorf("%q, %v", got, err)
+	}
+}

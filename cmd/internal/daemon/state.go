@@ -103,11 +103,11 @@ func readWanted(path string) (*wanted, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return w, nil
 	}
-	if err != nil {
-		return w, err
+	var ids []string
+	if err == nil {
+		ids, err = parseWanted(raw)
 	}
-	ids, err := parseWanted(raw)
-	if err != nil {
+	if err != nil { // the next change would write over it
 		aside := path + ".broken-" + time.Now().UTC().Format("20060102T150405")
 		if rerr := os.Rename(path, aside); rerr != nil {
 			return w, cannotWrite(path, rerr)
