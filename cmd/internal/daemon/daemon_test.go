@@ -980,3 +980,30 @@ func TestAStateFileThatCannotBeReadIsSetAside(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 }
+
+// Where it is not known what agents can write, nothing is taken for what they cannot.
+func TestUnknownFoldersRefuseTheStart(t *testing.T) {
+	s := newSite(t, `{}`)
+	work := filepath.Join(shortDir(t), "work")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tool := filepath.Join(work, "tool")
+	s.write(tool, "#!/bin/sh\n", 0o700)
+	s.agent("a", true, "ready", "wait")
+	if _, err := s.store.Update("a", func(a *agent.Agent) error {
+		a.Workspace = work
+		a.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := s.start()
+	agents := filepath.Join(s.root, "agents")
+	if err := os.Chmod(agents, 0o300); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Chmod(agents, 0o700) })
+	_, err := c.Start(t.Context(), "a")
+	answered(t, err, 1, "cannot be told", "permission denied")
+}

@@ -181,8 +181,12 @@ func (b *Builder) hostProgram(a *agent.Agent, argv []string) error {
 			places = append(places, filepath.Clean(arg), realPath(b.Host, arg))
 		}
 	}
+	writable, err := b.writable(a)
+	if err != nil {
+		return err
+	}
 	// Below ROOT agents, and servers with a boundary of their own, have their homes.
-	for _, w := range append(b.writable(a), filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
+	for _, w := range append(writable, filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
 		for _, dir := range []string{w, realPath(b.Host, w)} {
 			for _, path := range places {
 				if inDir(path, dir) || path == dir {

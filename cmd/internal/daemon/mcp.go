@@ -62,7 +62,11 @@ func (b *Builder) exposeServers(a *agent.Agent, p *sandbox.Policy) error {
 }
 
 func (b *Builder) findServer(a *agent.Agent, s mcp.Server) (runtimes.Installation, error) {
-	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: b.writable(a)}
+	writable, err := b.writable(a)
+	if err != nil {
+		return runtimes.Installation{}, err
+	}
+	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: writable}
 	in, err := runtimes.Find(o, s.Command)
 	if err != nil {
 		err = notFound(a, fmt.Errorf("MCP server %s: %w", s.Name, err))

@@ -247,7 +247,11 @@ func refusedConfig(a *agent.Agent, err error) error {
 
 // find looks the runtime up and traces its installation.
 func (b *Builder) find(a *agent.Agent) (start, error) {
-	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: b.writable(a)}
+	writable, err := b.writable(a)
+	if err != nil {
+		return start{}, err
+	}
+	o := runtimes.Options{Home: b.Config.Home, Root: b.Config.Root, Path: getenv(b.Environ, "PATH"), Writable: writable}
 	if a.Runtime == "" {
 		in, err := runtimes.Find(o, a.Command)
 		if err != nil {
@@ -277,10 +281,10 @@ func (b *Builder) find(a *agent.Agent) (start, error) {
 }
 
 // writable are the folders outside ROOT that agents of this user can write, as a starts.
-func (b *Builder) writable(a *agent.Agent) []string {
+func (b *Builder) writable(a *agent.Agent) ([]string, error) {
 	known, err := b.Store.WritableFor(a)
 	if err != nil {
-		return nil // said where the agents are listed; the one in question is judged by itself
+		return nil, fmt.Errorf("agent %s: what agents can write cannot be told: %w; make that folder readable for you", a.ID, err)
 	}
 	out := slices.Clone(known.All)
 	for _, e := range b.Config.SystemAgents {
@@ -291,7 +295,7 @@ func (b *Builder) writable(a *agent.Agent) []string {
 	if b.InForce != nil {
 		out = append(out, b.InForce(known)...)
 	}
-	return out
+	return out, nil
 }
 
 func notFound(a *agent.Agent, err error) error {
