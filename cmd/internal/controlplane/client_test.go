@@ -706,3 +706,16 @@ func (p *proxy) copy(dst, src, which net.Conn) {
 		}
 	}
 }
+
+// What a control plane says of heartbeats is kept within reason.
+func TestHeartbeatsOfAnyNumber(t *testing.T) {
+	for _, sec := range []int64{-1, 0, 10_000_000_000, 1 << 62} {
+		s := cptest.New(t)
+		s.Beat(sec)
+		start(t, s, func(o *cp.Options) { o.Timing.Heartbeat = 0 })
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		s.Ready(ctx)
+		s.Wait(ctx, "heartbeat", 1)
+		cancel()
+	}
+}

@@ -193,10 +193,13 @@ func (k *conn) facts() {
 	k.tell("facts/daemon-runtimes", f)
 }
 
+// mostBeat bounds the time between heartbeats, in seconds.
+const mostBeat = 60 * 60
+
 func (k *conn) beat(ctx context.Context, sec int) {
 	every := k.c.o.Timing.Heartbeat
 	if every == 0 {
-		every = time.Duration(max(sec, 1)) * time.Second
+		every = time.Duration(min(max(sec, 1), mostBeat)) * time.Second
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()

@@ -41,6 +41,7 @@ type Server struct {
 	onAuth  func(*Conn) bool // false: do not answer
 	ack     func(cp.Envelope) (string, any, bool)
 	conns   int
+	beat    int64 // what auth/ok says of heartbeats, seconds
 }
 
 // Conn is one daemon's connection.
@@ -58,7 +59,7 @@ type Conn struct {
 func New(t testing.TB) *Server {
 	s := &Server{
 		t: t, keys: map[string]string{Key: "d0000000-0000-4000-8000-000000000001"},
-		arrived: make(chan struct{}), raw: map[string]any{},
+		arrived: make(chan struct{}), raw: map[string]any{}, beat: 15,
 	}
 	s.http = httptest.NewServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
@@ -97,6 +98,13 @@ func (s *Server) Member(name string, v any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.raw[name] = v
+}
+
+// Beat sets how often auth/ok says that the daemon is to tell how it is, in seconds.
+func (s *Server) Beat(sec int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.beat = sec
 }
 
 // Revoke makes the key one that is refused at the next auth.
@@ -369,7 +377,7 @@ func (c *Conn) act(e cp.Envelope) {
 				_ = old.ws.Close(cp.CloseReplaced, "replaced")
 			}
 			c.write(cp.Envelope{Type: "auth/ok", Corr: e.ID}, map[string]any{
-				"daemonId": id, "sessionEpoch": c.Epoch, "heartbeatSec": 15, "dutyLeaseMs": 120000,
+				"daemonId": id, "sessionEpoch": c.Epoch, "heartbeatSec": s.beat, "dutyLeaseMs": 120000,
 				"serverTime": cp.Stamp(time.Now()), "organizationMode": "connection", "orgSlug": "-",
 			})
 			return
