@@ -230,12 +230,18 @@ func (d *Digits) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// mostName bounds an agent's name, in bytes: it is kept on disk.
+const mostName = 256
+
 func (s *AgentSpec) check() error {
 	if !ValidID(s.AgentID) {
 		return errors.New("agentId must be a UUID")
 	}
 	if s.Name == "" {
 		return errors.New("name is missing")
+	}
+	if len(s.Name) > mostName {
+		return fmt.Errorf("name: %d bytes, at most %d", len(s.Name), mostName)
 	}
 	if _, err := s.Revision(); err != nil {
 		return err

@@ -711,3 +711,28 @@ func TestWhatIsNotTakenUpIsSaid(t *testing.T) {
 		}
 	}
 }
+
+// What a control plane calls an agent never keeps the daemon from starting again.
+func TestNoNameIsTooLongForTheNextStart(t *testing.T) {
+	marks := DirMarks{filepath.Join(t.TempDir(), "agents")}
+	p, err := New(Options{Host: newHost(), Marks: marks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, name := range []string{strings.Repeat("<", 200_000), strings.Repeat("é", 129), strings.Repeat("x", 256)} {
+		uuid := cp.NewID()
+		payload := fmt.Sprintf(`{"agentId":%q,"spec":{"agentId":%q,"orgId":"org_example","name":%q,"runtime":"claude-acp","configRevision":"1","runInSandbox":true}}`, uuid, uuid, name)
+		if len(payload) > cp.MaxMessage {
+			t.Fatal("no control plane could send that")
+		}
+		p.Request(t.Context(), cp.Envelope{ID: cp.NewID(), Type: "agent/upsert", Payload: json.RawMessage(payload)}, func(_ cp.Reply, fe *cp.FrameError) {
+			if refused := fe != nil && strings.Contains(fe.Message, "name"); refused != (len(name) > 256) {
+				t.Errorf("%d bytes: %v", len(name), fe)
+			}
+		})
+	}
+	if all, err := marks.All(); err != nil || len(all) != 1 {
+		t.Errorf("%d marks; the next start ends with: %.300v", len(all), err)
+	}
+}
