@@ -34,10 +34,18 @@ type crons struct {
 }
 
 type cronEntry struct {
-	cron cp.Cron
-	when cp.Schedule
-	next time.Time
+	cron  cp.Cron
+	when  cp.Schedule
+	since time.Time // when next was found
+	next  time.Time
 }
+
+// setBack is by how much a clock is set back for what was found by it not to count any more. By
+// less, nothing is done a second time.
+const setBack = time.Hour
+
+// plan finds when it is due next.
+func (e *cronEntry) plan(now time.Time) { e.since, e.next = now, e.when.Next(now) }
 
 func newCrons(p *Placement) *crons {
 	c := &crons{p: p, wake: make(chan struct{}, 1), byID: map[string]*cronEntry{}, running: map[string]context.CancelFunc{}}
@@ -66,7 +74,9 @@ func (c *crons) set(cron cp.Cron) {
 	if err != nil {
 		return
 	}
-	c.byID[cron.CronID] = &cronEntry{cron: cron, when: when, next: when.Next(c.p.o.Now())}
+	e := &cronEntry{cron: cron, when: when}
+	e.plan(c.p.o.Now())
+	c.byID[cron.CronID] = e
 	c.rearm()
 }
 
@@ -111,12 +121,15 @@ func (c *crons) clock() {
 		now := c.p.o.Now()
 		var next time.Time
 		for _, e := range c.byID {
+			if now.Before(e.since.Add(-setBack)) {
+				e.plan(now)
+			}
 			if !e.cron.Enabled || e.next.IsZero() {
 				continue
 			}
 			if !e.next.After(now) {
-				e.next = e.when.Next(now) // ticks missed meanwhile are skipped
-				_ = c.fire(e.cron, nil)   // what stood in the way is reported
+				e.plan(now)             // ticks missed meanwhile are skipped
+				_ = c.fire(e.cron, nil) // what stood in the way is reported
 			}
 			if next.IsZero() || e.next.Before(next) {
 				next = e.next

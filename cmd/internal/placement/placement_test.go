@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -735,4 +736,75 @@ func TestNoNameIsTooLongForTheNextStart(t *testing.T) {
 	if all, err := marks.All(); err != nil || len(all) != 1 {
 		t.Errorf("%d marks; the next start ends with: %.300v", len(all), err)
 	}
+}
+
+// A machine may begin with a clock that is years ahead. What was to be done by it is done by the
+// right one.
+func TestClockThatWasSetBackHoldsNoCronUp(t *testing.T) {
+	sessions, err := OpenSessions(filepath.Join(t.TempDir(), "sessions.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sessions.Close()
+	var mu sync.Mutex
+	now := time.Date(2031, 5, 6, 7, 0, 30, 0, time.UTC)
+	turns := make(chan string, 100)
+	h := newHost()
+	h.turn = func(_ context.Context, id string, _ Turn) error { turns <- id; return nil }
+	p, err := New(Options{Host: h, Marks: DirMarks{filepath.Join(t.TempDir(), "agents")}, Sessions: sessions, Now: func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return now
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	set := func(to time.Time) {
+		mu.Lock()
+		now = to
+		mu.Unlock()
+		p.crons.rearm()
+	}
+	// looked returns when the clock has looked since.
+	looked := func() {
+		for range 2 {
+			p.crons.wake <- struct{}{} // the second is taken when the first look is over
+		}
+	}
+	uuid := cp.NewID()
+	p.mu.Lock()
+	p.agents[uuid] = &placed{uuid: uuid, id: "a", known: true}
+	p.crons.set(cp.Cron{CronID: cp.NewID(), AgentID: uuid, Schedule: "* * * * *", Trigger: "x", Enabled: true})
+	p.mu.Unlock()
+	fired := func(what string, want int) {
+		t.Helper()
+		looked()
+		looked()
+		for range want {
+			select {
+			case <-turns:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%s: no turn", what)
+			}
+		}
+		for running := 1; running > 0; runtime.Gosched() {
+			p.mu.Lock()
+			running = len(p.crons.running)
+			p.mu.Unlock()
+		}
+		if len(turns) > 0 {
+			t.Errorf("%s: %d turns too many", what, len(turns))
+		}
+	}
+	set(now.Add(30 * time.Second))
+	fired("the next minute", 1)
+	set(now.Add(-10 * time.Second))
+	fired("set back a little", 0)
+	set(now.Add(10 * time.Second))
+	fired("the same minute again", 0)
+	set(time.Date(2026, 5, 6, 7, 0, 30, 0, time.UTC))
+	fired("set back by years", 0)
+	set(now.Add(30 * time.Second))
+	fired("the next minute of the right clock", 1)
 }
