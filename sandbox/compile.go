@@ -582,16 +582,27 @@ const maxCovers = 256
 // sockets covers the host's Unix sockets in what is exposed: a socket can be connected
 // to through a read-only mount.
 func (c *compiler) sockets() error {
-	paths, odd, err := c.h.Sockets()
+	sorted := c.sorted()
+	var folders []string
+	for _, r := range sorted {
+		if r.op == OpBind && r.keep && r.kind == KindDir {
+			folders = append(folders, r.source)
+		}
+	}
+	paths, odd, err := c.h.Sockets(folders)
 	if err != nil {
 		return fmt.Errorf("the host's sockets cannot be listed: %w; the agent is not started, since it could connect to one in a folder that it sees", err)
 	}
-	sorted := c.sorted()
 	// The kernel tells the names that sockets were bound by; moved, linked, or bound by a
 	// relative name or in another network namespace, they are found by looking.
+	shut := map[string]bool{} // folders that an agent could have shut over one, and open again
 	for _, r := range sorted {
 		if r.op == OpBind && r.keep && r.kind == KindDir {
-			found, all := c.h.SocketsBelow(r.source, odd)
+			found, closed, all := c.h.SocketsBelow(r.source, odd)
+			for _, dir := range closed {
+				shut[dir] = true
+				paths = append(paths, dir)
+			}
 			for _, path := range found {
 				if real, kind, err := c.h.Resolve(path); err == nil && kind == KindSocket {
 					paths = append(paths, real)
@@ -615,9 +626,13 @@ func (c *compiler) sockets() error {
 			at := filepath.Join(r.target, strings.TrimPrefix(real, r.source))
 			if owner := ownerOf(sorted, at); owner.target == r.target {
 				if covers++; covers > maxCovers {
-					return fmt.Errorf("more than %d sockets lie in the folders that the agent sees, such as %s; remove those that nobody needs, or take the folder away from the agent", maxCovers, real)
+					return fmt.Errorf("more than %d sockets, and folders that may not be looked at, lie in the folders that the agent sees, such as %s; remove those that nobody needs (a folder can be opened with chmod u+rwx), or take the folder away from the agent", maxCovers, real)
 				}
-				c.add(rule{target: at, op: OpCover, access: Hidden, kind: KindFile, why: "a socket of the host"})
+				n := rule{target: at, op: OpCover, access: Hidden, kind: KindFile, why: "a socket of the host"}
+				if shut[real] {
+					n.kind, n.why = KindDir, "a folder that may not be looked at: a socket of the host could lie in it"
+				}
+				c.add(n)
 			}
 		}
 	}

@@ -23,11 +23,13 @@ type Host interface {
 	// ReadFile reads a small configuration file.
 	ReadFile(path string) (string, error)
 	// Sockets lists where bound Unix sockets of the host lie, without a link on the way; odd
-	// reports that some lie elsewhere than the names say that they were bound by.
-	Sockets() (paths []string, odd bool, err error)
+	// reports that some lie elsewhere than the names say that they were bound by, or under another
+	// name as well, or that something in one of these folders keeps that from being told.
+	Sockets(folders []string) (paths []string, odd bool, err error)
 	// SocketsBelow looks for sockets in a directory, far where that is worth it, and says
 	// whether it saw all of it.
-	SocketsBelow(dir string, far bool) (paths []string, all bool)
+	// Shut are folders of the user's in it that may not be looked at, if it looks far.
+	SocketsBelow(dir string, far bool) (paths, shut []string, all bool)
 }
 
 // RefusedError says why a path cannot be opened to an agent.

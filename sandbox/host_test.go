@@ -117,9 +117,9 @@ func (h *memHost) ReadFile(path string) (string, error) {
 	return h.nodes[real].text, nil
 }
 
-func (h *memHost) Sockets() ([]string, bool, error) { return h.sockets, false, nil }
+func (h *memHost) Sockets([]string) ([]string, bool, error) { return h.sockets, false, nil }
 
-func (h *memHost) SocketsBelow(string, bool) ([]string, bool) { return nil, true }
+func (h *memHost) SocketsBelow(string, bool) ([]string, []string, bool) { return nil, nil, true }
 
 // debian is a small Debian machine with a user alice who has an agent a1.
 func debian() *memHost {

@@ -11,6 +11,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"syscall"
 
 	"agentconnect.md/sandbox/sandbox"
@@ -53,8 +56,9 @@ func (Host) ReadFile(path string) (string, error) {
 
 // Sockets lists where the sockets in /proc/net/unix lie: those that were bound by a name in this
 // network namespace. A file without a listener refuses connections by itself. odd: some are
-// somewhere else now than their names say (relative, moved, removed).
-func (h Host) Sockets() (paths []string, odd bool, err error) {
+// somewhere else now than their names say (relative, moved, removed), or there as well, or that
+// cannot be told for something in one of the folders.
+func (h Host) Sockets(folders []string) (paths []string, odd bool, err error) {
 	f, err := os.Open("/proc/net/unix")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil // no Unix sockets in this kernel, or not Linux
@@ -67,22 +71,45 @@ func (h Host) Sockets() (paths []string, odd bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	paths, moved := h.placesOf(named)
+	paths, moved := h.placesOf(named, folders)
 	return paths, odd || moved, nil
 }
 
+// place is what a name leads to.
+type place struct {
+	real       string // where it lies; with an error, the last on the way that could be reached
+	kind       sandbox.Kind
+	ino, links uint64
+	err        error
+}
+
 // placesOf gives the real places of those names that lead to sockets, and says whether one leads
-// to nothing, or to something else. A machine with hundreds of agents has thousands of names, and
-// each start asks, so a directory is resolved once for all of its names.
-func (h Host) placesOf(named []string) (paths []string, moved bool) {
+// to nothing, or to something else, or whether a socket has another name, too. What keeps a name
+// from being followed counts in the folders alone: elsewhere it is the host's own doing. A machine
+// with hundreds of agents has thousands of names, and each start asks, so a directory is resolved
+// once for all of its names.
+func (h Host) placesOf(named, folders []string) (paths []string, moved bool) {
 	seen := map[string]bool{}
-	take := func(real string, kind sandbox.Kind, err error) {
+	inFolders := func(path string) bool {
+		return slices.ContainsFunc(folders, func(f string) bool { return path == f || strings.HasPrefix(path, strings.TrimSuffix(f, "/")+"/") })
+	}
+	bound := sync.OnceValue(boundTo)
+	take := func(name string, p place) {
 		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), err == nil && kind != sandbox.KindSocket:
+		case errors.Is(p.err, fs.ErrPermission):
+			moved = moved || inFolders(p.real)
+			return
+		case p.err != nil || p.kind != sandbox.KindSocket:
 			moved = true
-		case err == nil && !seen[real]:
-			seen[real] = true
-			paths = append(paths, real)
+			return
+		case inFolders(p.real):
+			// Of a socket of its own, which an agent left there, the kernel here knows nothing.
+			inodes := bound()[name]
+			moved = moved || p.links > 1 || len(inodes) > 0 && !slices.Contains(inodes, uint32(p.ino)) //nolint:gosec // that is what the kernel gives
+		}
+		if !seen[p.real] {
+			seen[p.real] = true
+			paths = append(paths, p.real)
 		}
 	}
 	names := map[string][]string{} // by directory
@@ -90,7 +117,7 @@ func (h Host) placesOf(named []string) (paths []string, moved bool) {
 	for _, name := range named {
 		dir, base := filepath.Split(name)
 		if len(dir) < 2 || filepath.Clean(name) != name {
-			take(h.Resolve(name))
+			take(name, h.placeOf(name))
 			continue
 		}
 		if dir = dir[:len(dir)-1]; names[dir] == nil {
@@ -158,14 +185,25 @@ const (
 	farEntries  = 100_000
 )
 
-// SocketsBelow looks for socket files in dir, breadth first and without following links.
-func (Host) SocketsBelow(dir string, far bool) (paths []string, all bool) {
+// SocketsBelow looks for socket files in dir, breadth first and without following links. Shut are
+// folders of the user's in it that may not be looked at, or entered: an agent that shut one can
+// open it again.
+func (Host) SocketsBelow(dir string, far bool) (paths, shut []string, all bool) {
 	left := nearEntries
 	if far {
 		left = farEntries
 	}
 	for queue := []string{dir}; len(queue) > 0; queue = queue[1:] {
 		f, err := os.Open(queue[0])
+		stat := func() (fs.FileInfo, error) { return os.Lstat(queue[0]) }
+		if err == nil {
+			stat = f.Stat
+		}
+		if far && queue[0] != dir && (err == nil || errors.Is(err, fs.ErrPermission)) && isShut(stat()) {
+			shut = append(shut, queue[0])
+			f.Close() // does nothing to none
+			continue
+		}
 		if err != nil {
 			continue // not readable for the agent either, or gone
 		}
@@ -180,8 +218,18 @@ func (Host) SocketsBelow(dir string, far bool) (paths []string, all bool) {
 			}
 		}
 		if left -= len(entries); left <= 0 {
-			return paths, far && left > 0 || !far
+			return paths, shut, far && left > 0 || !far
 		}
 	}
-	return paths, true
+	return paths, shut, true
+}
+
+// isShut reports whether a folder is the user's own and lacks the permission to be listed or
+// entered.
+func isShut(st fs.FileInfo, err error) bool {
+	if err != nil || !st.IsDir() || st.Mode().Perm()&0o500 == 0o500 {
+		return false
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && int(sys.Uid) == os.Geteuid()
 }

@@ -70,13 +70,13 @@ func TestSocketsAreListedWhereTheyLie(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := []string{path("real/plain"), path("link/through"), dir + "/real/deep/../unclean", path("real/deep/behind")}
-	paths, moved := Host{}.placesOf(names)
+	paths, moved := Host{}.placesOf(names, nil)
 	slices.Sort(paths)
 	if want := []string{path("real/other"), path("real/plain"), path("real/through"), path("real/unclean")}; moved || !slices.Equal(paths, want) {
 		t.Errorf("moved %v: %q, want %q", moved, paths, want)
 	}
 	if runtime.GOOS == "linux" {
-		all, _, err := Host{}.Sockets()
+		all, _, err := Host{}.Sockets(nil)
 		for _, want := range paths {
 			if err != nil || !slices.Contains(all, want) {
 				t.Errorf("%s is not in the kernel's table as we read it (%v)", want, err)
@@ -87,7 +87,7 @@ func TestSocketsAreListedWhereTheyLie(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"none", "none/none", "file", "file/none", "real"} {
-		if paths, moved := (Host{}).placesOf([]string{path(name)}); !moved || len(paths) > 0 {
+		if paths, moved := (Host{}).placesOf([]string{path(name)}, nil); !moved || len(paths) > 0 {
 			t.Errorf("%s: %q, moved %v", name, paths, moved)
 		}
 	}
@@ -121,7 +121,7 @@ func TestSocketsAreFoundByLooking(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	paths, all := Host{}.SocketsBelow(dir, false)
+	paths, _, all := Host{}.SocketsBelow(dir, false)
 	if !all || !slices.Equal(paths, []string{filepath.Join(deep, "s")}) {
 		t.Errorf("%q, all %v", paths, all)
 	}
@@ -130,7 +130,7 @@ func TestSocketsAreFoundByLooking(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if paths, _ := (Host{}).SocketsBelow(dir, true); !slices.Equal(paths, []string{filepath.Join(deep, "s")}) {
+	if paths, _, _ := (Host{}).SocketsBelow(dir, true); !slices.Equal(paths, []string{filepath.Join(deep, "s")}) {
 		t.Errorf("with reason to look far: %q", paths)
 	}
 }

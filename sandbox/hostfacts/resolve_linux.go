@@ -11,20 +11,50 @@ import (
 
 // Resolve follows every link and says what is there, about one and the same inode.
 func (Host) Resolve(path string) (string, sandbox.Kind, error) {
+	p := look(path)
+	if p.err != nil {
+		return "", "", p.err
+	}
+	return p.real, p.kind, nil
+}
+
+func look(path string) place {
 	fd, err := pathfd.Open(path)
 	if err != nil {
-		return "", "", err
+		return place{err: err}
 	}
 	defer unix.Close(fd)
 	real, err := pathfd.Real(fd)
 	if err != nil {
-		return "", "", err
+		return place{err: err}
 	}
-	mode, err := pathfd.Mode(fd)
-	if err != nil {
-		return "", "", err
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return place{err: err}
 	}
-	return real, kindOf(mode), nil
+	return placeAt(real, &st)
+}
+
+func placeAt(real string, st *unix.Stat_t) place {
+	return place{real: real, kind: kindOf(st.Mode), ino: st.Ino, links: uint64(st.Nlink)} //nolint:unconvert // not everywhere of that type
+}
+
+// placeOf follows every link.
+func (Host) placeOf(name string) place {
+	p := look(name)
+	if p.err != nil {
+		p.real = reached(name)
+	}
+	return p
+}
+
+// reached is the last on the way to a path that can be reached.
+func reached(path string) string {
+	for ; ; path = filepath.Dir(path) {
+		if p := look(path); p.err == nil || path == "/" || path == "." {
+			return p.real
+		}
+	}
 }
 
 func kindOf(mode uint32) sandbox.Kind {
@@ -39,8 +69,8 @@ func kindOf(mode uint32) sandbox.Kind {
 	return sandbox.KindOther
 }
 
-// resolveIn is Resolve of each name in dir, with one walk to dir.
-func (h Host) resolveIn(dir string, names []string, take func(real string, kind sandbox.Kind, err error)) {
+// resolveIn is placeOf each name in dir, with one walk to dir.
+func (Host) resolveIn(dir string, names []string, take func(name string, p place)) {
 	fd, err := pathfd.Open(dir)
 	var real string
 	if err == nil {
@@ -48,18 +78,23 @@ func (h Host) resolveIn(dir string, names []string, take func(real string, kind 
 		real, err = pathfd.Real(fd)
 	}
 	if err != nil {
-		take("", "", err)
+		take(dir, place{real: reached(dir), err: err})
 		return
 	}
-	for _, name := range names {
+	for _, base := range names {
+		name := filepath.Join(dir, base)
 		var st unix.Stat_t
-		switch err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); {
+		switch err := unix.Fstatat(fd, base, &st, unix.AT_SYMLINK_NOFOLLOW); {
 		case err != nil:
-			take("", "", err)
+			take(name, place{real: real, err: err})
 		case st.Mode&unix.S_IFMT == unix.S_IFLNK:
-			take(h.Resolve(filepath.Join(real, name)))
+			p := look(filepath.Join(real, base))
+			if p.err != nil {
+				p.real = real // the link lies there
+			}
+			take(name, p)
 		default:
-			take(filepath.Join(real, name), kindOf(st.Mode), nil)
+			take(name, placeAt(filepath.Join(real, base), &st))
 		}
 	}
 }

@@ -32,9 +32,18 @@ func (Host) Resolve(path string) (string, sandbox.Kind, error) {
 	return real, sandbox.KindOther, nil
 }
 
-// resolveIn is Resolve of each name in dir.
-func (h Host) resolveIn(dir string, names []string, take func(real string, kind sandbox.Kind, err error)) {
+// placeOf follows every link.
+func (h Host) placeOf(name string) place {
+	real, kind, err := h.Resolve(name)
+	return place{real: real, kind: kind, links: 1, err: err}
+}
+
+// resolveIn is placeOf each name in dir.
+func (h Host) resolveIn(dir string, names []string, take func(name string, p place)) {
 	for _, name := range names {
-		take(h.Resolve(filepath.Join(dir, name)))
+		take(filepath.Join(dir, name), h.placeOf(filepath.Join(dir, name)))
 	}
 }
+
+// boundTo knows nothing here.
+func boundTo() map[string][]uint32 { return nil }

@@ -861,6 +861,11 @@ func TestSocketsUnderAnotherNameAreCovered(t *testing.T) {
 // In a large folder one is looked for no further than a start has time for, unless the kernel's
 // table gives reason to.
 func TestSocketsUnderAnotherNameAreCoveredInALargeFolder(t *testing.T) {
+	open := func(ws string) {
+		for _, name := range []string{"z", "y"} {
+			_ = os.Chmod(filepath.Join(ws, name), 0o700)
+		}
+	}
 	for name, lay := range map[string]func(ws string, listen func(path string)) error{
 		"by a name that is not clean": func(ws string, listen func(string)) error {
 			listen(ws + "/z/../z/s")
@@ -884,6 +889,53 @@ func TestSocketsUnderAnotherNameAreCoveredInALargeFolder(t *testing.T) {
 			}
 			listen(ws + "/d/s")
 			return errors.Join(os.Rename(ws+"/d/s", ws+"/z/s"), os.Remove(ws+"/d"), os.WriteFile(ws+"/d", nil, 0o600))
+		},
+		"an agent's own in its place": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			return errors.Join(os.Rename(ws+"/s", ws+"/z/s"), unix.Mknod(ws+"/s", unix.S_IFSOCK|0o600, 0))
+		},
+		"a second name": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			return os.Link(ws+"/s", ws+"/z/s")
+		},
+		"a link in a circle in its place": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			return errors.Join(os.Rename(ws+"/s", ws+"/z/s"), os.Symlink("s", ws+"/s"))
+		},
+		"a link to where nobody may look in its place": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			return errors.Join(os.Rename(ws+"/s", ws+"/z/s"), os.Symlink("/proc/1/root/s", ws+"/s"))
+		},
+		"the same in its folder's place": func(ws string, listen func(string)) error {
+			if err := os.Mkdir(ws+"/d", 0o700); err != nil {
+				return err
+			}
+			listen(ws + "/d/s")
+			return errors.Join(os.Rename(ws+"/d/s", ws+"/z/s"), os.Remove(ws+"/d"), os.Symlink("/proc/1/root", ws+"/d"))
+		},
+		"a folder that was shut": func(ws string, listen func(string)) error {
+			listen(ws + "/z/s")
+			return os.Chmod(ws+"/z", 0)
+		},
+		"a folder that was shut, and sealed for that": func(ws string, listen func(string)) error {
+			listen(ws + "/z/s")
+			return os.Chmod(ws+"/z", 0)
+		},
+		"a folder that may be listed and not entered": func(ws string, listen func(string)) error {
+			listen(ws + "/z/s")
+			return os.Chmod(ws+"/z", 0o400)
+		},
+		"moved to a folder that was shut": func(ws string, listen func(string)) error {
+			listen(ws + "/s")
+			return errors.Join(os.Rename(ws+"/s", ws+"/z/s"), os.Chmod(ws+"/z", 0))
+		},
+		"in a folder of one that was shut": func(ws string, listen func(string)) error {
+			// Not a name that is looked at first.
+			if err := os.MkdirAll(ws+"/y/deep", 0o700); err != nil {
+				return err
+			}
+			listen(ws + "/y/deep/s")
+			return errors.Join(os.Symlink("../y/deep/s", ws+"/z/s"), os.Chmod(ws+"/y", 0o400))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -915,10 +967,15 @@ func TestSocketsUnderAnotherNameAreCoveredInALargeFolder(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			out, code := b.run("/bin/sh", "-c", `socat -t2 - "UNIX-CONNECT:$0" </dev/null`, ws+"/z/s")
+			t.Cleanup(func() { open(ws) })
+			if strings.HasSuffix(name, "sealed for that") {
+				b.policy.Seals = []sandbox.Seal{{Path: ws + "/z", How: sandbox.SealReadOnly, Kind: sandbox.KindDir, Why: "a folder that may not be read"}}
+			}
+			out, code := b.run("/bin/sh", "-c", `chmod 700 z y; socat -t2 - "UNIX-CONNECT:$0" </dev/null`, ws+"/z/s")
 			if code == 0 || strings.Contains(out, "hello") {
 				t.Errorf("it can be connected to: %s", out)
 			}
+			open(ws)
 			if out, err := exec.Command("socat", "-t2", "-", "UNIX-CONNECT:"+ws+"/z/s").CombinedOutput(); !strings.Contains(string(out), "hello") {
 				t.Errorf("control: outside it cannot, either: %s (%v)", out, err)
 			}

@@ -45,8 +45,8 @@ func (h host) ReadDir(dir string) (names []string, err error) {
 	}
 	return names, nil
 }
-func (h host) Sockets() ([]string, bool, error)           { return nil, false, nil }
-func (h host) SocketsBelow(string, bool) ([]string, bool) { return nil, true }
+func (h host) Sockets([]string) ([]string, bool, error)             { return nil, false, nil }
+func (h host) SocketsBelow(string, bool) ([]string, []string, bool) { return nil, nil, true }
 
 func runtime(t *testing.T, id string) runtimes.Runtime {
 	t.Helper()
