@@ -808,3 +808,47 @@ func TestClockThatWasSetBackHoldsNoCronUp(t *testing.T) {
 	set(now.Add(30 * time.Second))
 	fired("the next minute of the right clock", 1)
 }
+
+// A file that was cut is an error with words, and nothing that ends the daemon.
+func TestSessionsThatWereCutAreAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sessions.db")
+	s, err := OpenSessions(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		id := fmt.Sprintf("ses_%d", i)
+		if err := s.Put(cp.Session{SessionID: id, AgentID: "x", Phase: "end"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Write(id, []cp.Message{{Seq: 1}}, map[string]json.RawMessage{"t": json.RawMessage(`"` + strings.Repeat("b", 5000) + `"`)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size := 4096; size < len(whole); size += 4096 {
+		path := filepath.Join(t.TempDir(), "sessions.db") // one that could not be opened stays locked
+		if err := os.WriteFile(path, whole[:size], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenSessions(path)
+		if err != nil {
+			if !strings.Contains(err.Error(), path) {
+				t.Errorf("of %d bytes %d: %v", len(whole), size, err)
+			}
+			continue
+		}
+		_, _ = s.List("", func(string) bool { return true })
+		for i := range 50 {
+			_, _ = s.History(cp.HistoryRequest{AgentID: "x", SessionID: fmt.Sprintf("ses_%d", i), Limit: 10})
+		}
+		_ = s.RemoveOf("x")
+		_ = s.Close()
+	}
+}

@@ -3,10 +3,13 @@
 package placement
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -44,12 +47,22 @@ type stored struct {
 }
 
 // OpenSessions opens the store at path (0600), making it when missing.
-func OpenSessions(path string) (*Sessions, error) {
+func OpenSessions(path string) (s *Sessions, err error) {
+	// A file that was cut would end the daemon: bbolt takes the pages of its mapping for whole.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			s, err = nil, fmt.Errorf("%s: it is damaged (%v)", path, p)
+		}
+	}()
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: time.Second})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
+		if fi, err := os.Stat(path); err != nil || fi.Size() < tx.Size() {
+			return cmp.Or(err, fmt.Errorf("it was cut: it has pages up to %d bytes", tx.Size()))
+		}
 		for _, b := range [][]byte{bucketSessions, bucketMessages, bucketBodies} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
