@@ -387,14 +387,55 @@ func (s *Store) Remove(id string, purge bool) error {
 	if err := agents.Rename(id, trash); err != nil {
 		return atomicfile.Explain("remove", d.Agent, err)
 	}
-	if err := agents.RemoveAll(trash); err != nil {
-		// The agent may have taken the owner's rights from its own directories.
-		openUp(filepath.Join(s.dir, trash))
-		if err = agents.RemoveAll(trash); err != nil {
-			return fmt.Errorf("remove %s: %w; the agent is gone from the configuration; remove the rest with: rm -rf %s", d.Agent, err, filepath.Join(s.dir, trash))
-		}
+	if err := s.discard(agents, trash); err != nil {
+		return fmt.Errorf("remove %s: %w; the agent is gone from the configuration; remove the rest with: rm -rf %s", d.Agent, err, filepath.Join(s.dir, trash))
 	}
 	return syncDir(s.dir)
+}
+
+// discard removes a directory that is out of the way.
+func (s *Store) discard(agents *os.Root, trash string) error {
+	if agents.RemoveAll(trash) == nil {
+		return nil
+	}
+	// The agent may have taken the owner's rights from its own directories.
+	openUp(filepath.Join(s.dir, trash))
+	return agents.RemoveAll(trash)
+}
+
+// Sweep removes what a Remove with purge left that was cut short: nobody sees it any more, and it
+// holds what the agent had.
+func (s *Store) Sweep() error {
+	des, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	left := slices.DeleteFunc(des, func(de fs.DirEntry) bool {
+		id, text, _ := strings.Cut(strings.TrimPrefix(de.Name(), "."), ".")
+		return de.Name()[0] != '.' || ValidateID(id) != nil || len(text) != len(rand.Text()) || !de.IsDir()
+	})
+	if len(left) == 0 {
+		return nil
+	}
+	unlock, err := s.lock() // who holds it may be removing one of them
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	agents, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return err
+	}
+	defer agents.Close()
+	for _, de := range left {
+		if derr := s.discard(agents, de.Name()); derr != nil {
+			err = errors.Join(err, fmt.Errorf("%w; what an agent left that is gone is still there; remove it with: rm -rf %s", derr, filepath.Join(s.dir, de.Name())))
+		}
+	}
+	return err
 }
 
 // openUp gives the owner back the rights on every directory below dir, following no link.

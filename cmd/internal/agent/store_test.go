@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -353,5 +355,41 @@ func TestWorkspacePath(t *testing.T) {
 		if got := s.WorkspacePath(&Agent{ID: "a", Workspace: w}); got != want {
 			t.Errorf("%q: %s, want %s", w, got, want)
 		}
+	}
+}
+
+// A machine may go down in the middle of a removal. What the agent had does not stay for ever.
+func TestRemovalThatWasCutShortIsFinished(t *testing.T) {
+	s := NewStore(t.TempDir())
+	if err := s.Sweep(); err != nil {
+		t.Errorf("of nothing: %v", err)
+	}
+	for _, id := range []string{"alice", "bob"} {
+		if err := s.Create(&Agent{ID: id, Runtime: "selftest"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := filepath.Join(filepath.Dir(s.Dirs("bob").Agent), ".bob."+rand.Text())
+	if err := os.Rename(s.Dirs("bob").Agent, left); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(left, "home"), 0); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(filepath.Dir(left), ".other")
+	if err := os.Mkdir(other, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+	if _, err := os.Lstat(other); err != nil {
+		t.Errorf("something else is gone: %v", err)
+	}
+	if _, err := s.Load("alice"); err != nil {
+		t.Error(err)
 	}
 }

@@ -359,6 +359,11 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	defer d.notify("STOPPING=1")
 	d.adopt(ctx)
 	d.watching.Store(true)
+	go func() {
+		if err := d.store.Sweep(); err != nil {
+			d.log.Error("a removal that was cut short", "error", err)
+		}
+	}()
 	d.takeStops()
 	d.startWanted(ctx, "start of the daemon")
 	d.loading.Lock()

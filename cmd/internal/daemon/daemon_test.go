@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -1006,4 +1007,23 @@ func TestUnknownFoldersRefuseTheStart(t *testing.T) {
 	t.Cleanup(func() { os.Chmod(agents, 0o700) })
 	_, err := c.Start(t.Context(), "a")
 	answered(t, err, 1, "cannot be told", "permission denied")
+}
+
+// The machine went down in the middle of `agent rm --purge`.
+func TestRemovalThatWasCutShortIsFinishedByTheNextDaemon(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	left := filepath.Join(s.root, "agents", ".a."+rand.Text())
+	if err := os.Rename(s.store.Dirs("a").Agent, left); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { //nolint:forbidigo // asked with a deadline
+		if _, err := os.Lstat(left); errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("what it had lies there for ever")
+		}
+	}
 }
