@@ -893,3 +893,28 @@ func TestStopWhileEverythingIsStuck(t *testing.T) {
 	}
 	in.mu.Unlock()
 }
+
+// The runtime chooses how what it says is nested; looking through it must not take longer for that.
+func TestAnErrorThatIsNestedDeeplyCostsNoMoreThanAFlatOne(t *testing.T) {
+	text := strings.Repeat("[1,2,3,4,5,6,7,8,9,0],", 50_000) + "0"
+	nested := func(deep int) []byte {
+		return []byte(`{"code":1,"message":"x","data":` + strings.Repeat(`{"a":`, deep) + "[" + text + "]" + strings.Repeat("}", deep) + "}")
+	}
+	took := func(deep int) time.Duration {
+		v := nested(deep)
+		began := time.Now()
+		maskAnswer(v)
+		return time.Since(began)
+	}
+	flat := min(took(1), took(1), took(1))
+	if deep := took(500); deep > 60*flat {
+		t.Errorf("500 deep %v, flat %v", deep, flat)
+	}
+	v := maskAnswer([]byte(`{"code":1,"data":` + strings.Repeat(`{"a":`, 100) + `{"authMethods":[{"id":"x","type":"terminal"}]}` + strings.Repeat("}", 101)))
+	if strings.Contains(string(v), "terminal") || !json.Valid(v) {
+		t.Errorf("masked: %s", v)
+	}
+	if v := maskAnswer([]byte(`{"code":1,"data":{"a":{"b":{"c":{"kept":[1]}}}}}`)); !strings.Contains(string(v), `"kept":[1]`) {
+		t.Errorf("masked: %s", v)
+	}
+}

@@ -37,6 +37,13 @@ func saysRun(plain string, words []string) bool {
 	return false
 }
 
+// maxMask is how many objects deep is looked. Each level is read once more than the one around
+// it, and a runtime could nest what it says for minutes of our time; no client reads deeper, so
+// what lies there is left out.
+const maxMask = 16
+
+var empty = []byte("{}")
+
 // rewrite copies an object member by member. each returns what to write for a value,
 // nil to leave the member out. When nothing changes obj itself is returned.
 func rewrite(obj []byte, each func(name, value []byte) []byte) []byte {
@@ -59,7 +66,7 @@ func rewrite(obj []byte, each func(name, value []byte) []byte) []byte {
 	}) {
 		// Not an object, or one that nobody reads for certain.
 		if len(obj) > 0 && obj[0] == '{' {
-			return []byte("{}")
+			return empty
 		}
 		return obj
 	}
@@ -77,7 +84,7 @@ func maskInitialize(params []byte, files bool) []byte {
 		case "clientcapabilities", "capabilities":
 			return maskCapabilities(v, files)
 		case "meta":
-			return maskMeta(v)
+			return maskMeta(v, maxMask)
 		}
 		return v
 	})
@@ -91,40 +98,46 @@ func maskCapabilities(caps []byte, files bool) []byte {
 		case plain == "terminal":
 			return []byte("false")
 		case plain == "meta":
-			return maskMeta(v)
+			return maskMeta(v, maxMask)
 		case strings.Contains(plain, "terminal"):
 			return nil
 		}
-		return maskNested(v)
+		return maskNested(v, maxMask)
 	})
 }
 
 // maskNested is for what lies deeper: auth.terminal lets the runtime name a command
 // line and an environment for the client to run as a login.
-func maskNested(v []byte) []byte {
+func maskNested(v []byte, deep int) []byte {
 	if v[0] != '{' {
 		return v
+	}
+	if deep == 0 {
+		return empty
 	}
 	return rewrite(v, func(name, v []byte) []byte {
 		switch plain := plainName(name); {
 		case plain == "meta":
-			return maskMeta(v)
+			return maskMeta(v, deep-1)
 		case strings.Contains(plain, "terminal"):
 			return nil
 		}
-		return maskNested(v)
+		return maskNested(v, deep-1)
 	})
 }
 
-func maskMeta(v []byte) []byte {
+func maskMeta(v []byte, deep int) []byte {
 	if v[0] != '{' {
 		return v
+	}
+	if deep == 0 {
+		return empty
 	}
 	return rewrite(v, func(name, v []byte) []byte {
 		if saysRun(plainName(name), runWords) {
 			return nil
 		}
-		return maskMeta(v)
+		return maskMeta(v, deep-1)
 	})
 }
 
@@ -132,7 +145,7 @@ func maskFS(v []byte, files bool) []byte {
 	if !files || v[0] != '{' {
 		return []byte(`{"readTextFile":false,"writeTextFile":false}`)
 	}
-	return maskMeta(v)
+	return maskMeta(v, maxMask)
 }
 
 // offerOf reads which of fs/* a client offers in its initialize.
@@ -157,9 +170,14 @@ func offerOf(params []byte) (o fsOffer) {
 // maskAnswer takes out of initialize's result, or out of an error, the login methods
 // that a client would carry out as a command: the runtime could name any command
 // there, whether the client offered to run one or not.
-func maskAnswer(v []byte) []byte {
+func maskAnswer(v []byte) []byte { return maskAnswerTo(v, maxMask) }
+
+func maskAnswerTo(v []byte, deep int) []byte {
 	if len(v) == 0 || v[0] != '{' {
 		return v
+	}
+	if deep == 0 {
+		return empty
 	}
 	return rewrite(v, func(name, v []byte) []byte {
 		switch plain := plainName(name); {
@@ -168,7 +186,7 @@ func maskAnswer(v []byte) []byte {
 		case strings.Contains(plain, "terminalauth"):
 			return nil
 		}
-		return maskAnswer(v)
+		return maskAnswerTo(v, deep-1)
 	})
 }
 
@@ -220,7 +238,7 @@ func maskMethod(m []byte) []byte {
 
 // maskMethodMeta also drops an entry that holds a command line under whatever name.
 func maskMethodMeta(v []byte) []byte {
-	return rewrite(maskMeta(v), func(_, v []byte) []byte {
+	return rewrite(maskMeta(v, maxMask), func(_, v []byte) []byte {
 		command := false
 		members(v, func(name []byte, _ Span) {
 			switch plainName(name) {
