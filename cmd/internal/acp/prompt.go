@@ -11,6 +11,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -52,6 +53,12 @@ type PromptResult struct {
 	StopReason string `json:"stopReason"`
 }
 
+// Bounds of what waits for a person: a runtime asks as often and as much as it likes.
+const (
+	maxAsks    = 256
+	maxOptions = 64
+)
+
 type answer struct {
 	result json.RawMessage
 	err    error
@@ -61,9 +68,10 @@ type prompter struct {
 	o    PromptOptions
 	conn io.ReadWriteCloser
 
-	wmu  sync.Mutex
-	ask  sync.Mutex // one question at a time
-	asks sync.WaitGroup
+	wmu     sync.Mutex
+	ask     sync.Mutex // one question at a time
+	asks    sync.WaitGroup
+	waiting atomic.Int64 // questions
 
 	mu      sync.Mutex
 	next    int
@@ -146,6 +154,7 @@ func (p *prompter) turn(ctx context.Context) (res PromptResult, err error) {
 	if err := json.Unmarshal(a.result, &res); err != nil {
 		return res, fmt.Errorf("session/prompt: the runtime's answer: %w", err)
 	}
+	res.StopReason = oneLine(res.StopReason, 200)
 	return res, nil
 }
 
@@ -256,8 +265,20 @@ func (p *prompter) frame(ctx context.Context, f *Frame) {
 			p.reply(errorFrame(id, CodeMethodNotFound, oneLine(string(f.Method), 80)+": this client does not do that"))
 			return
 		}
-		params := bytes.Clone(f.Bytes(f.Params))
-		p.asks.Go(func() { p.permission(ctx, id, params) })
+		q, err := p.question(f.Bytes(f.Params))
+		if err != nil {
+			p.reply(errorFrame(id, CodeInvalidParams, "session/request_permission: "+err.Error()))
+			return
+		}
+		if p.waiting.Add(1) > maxAsks {
+			p.waiting.Add(-1)
+			p.reply(errorFrame(id, CodeInternal, "session/request_permission: too many questions are open: wait for answers"))
+			return
+		}
+		p.asks.Go(func() {
+			defer p.waiting.Add(-1)
+			p.permission(ctx, id, q)
+		})
 	case string(f.Method) == "session/update":
 		if err := p.update(f.Bytes(f.Params)); err != nil {
 			p.mu.Lock()
@@ -277,7 +298,14 @@ func (p *prompter) reply(frame []byte) {
 	}
 }
 
-func (p *prompter) permission(ctx context.Context, id []byte, params []byte) {
+// question is a runtime's question, as much of it as is kept until a person has the time.
+type question struct {
+	title string
+	real  []string           // the options' ids
+	shown []PermissionOption // what the person is shown, in the same order
+}
+
+func (p *prompter) question(params []byte) (q question, err error) {
 	var req struct {
 		Title    string `json:"title"`
 		ToolCall struct {
@@ -288,8 +316,10 @@ func (p *prompter) permission(ctx context.Context, id []byte, params []byte) {
 		Options []PermissionOption `json:"options"`
 	}
 	if err := json.Unmarshal(params, &req); err != nil {
-		p.reply(errorFrame(id, CodeInvalidParams, "session/request_permission: "+err.Error()))
-		return
+		return q, err
+	}
+	if len(req.Options) > maxOptions {
+		return q, fmt.Errorf("more than %d options", maxOptions)
 	}
 	title := req.ToolCall.Title
 	if title == "" {
@@ -303,26 +333,32 @@ func (p *prompter) permission(ctx context.Context, id []byte, params []byte) {
 	if title == "" {
 		title = req.ToolCall.Kind
 	}
-	real := make([]PermissionOption, len(req.Options))
-	shown := make([]PermissionOption, len(req.Options))
+	q.title = oneLine(title, 500)
 	for i, o := range req.Options {
-		real[i] = o
-		shown[i] = PermissionOption{ID: strconv.Itoa(i), Name: oneLine(o.Name, 200), Kind: oneLine(o.Kind, 40)}
-		if o.ID == oneLine(o.ID, 200) {
-			shown[i].ID = o.ID
+		if len(o.ID) > maxName {
+			return q, fmt.Errorf("an option's id is longer than %d bytes", maxName)
 		}
+		show := PermissionOption{ID: strconv.Itoa(i), Name: oneLine(o.Name, 200), Kind: oneLine(o.Kind, 40)}
+		if o.ID == oneLine(o.ID, 200) {
+			show.ID = o.ID
+		}
+		q.real, q.shown = append(q.real, o.ID), append(q.shown, show)
 	}
+	return q, nil
+}
+
+func (p *prompter) permission(ctx context.Context, id []byte, q question) {
 	chosen := ""
-	if p.o.Permission != nil {
+	if p.o.Permission != nil && len(q.shown) > 0 {
 		p.ask.Lock()
 		if ctx.Err() == nil {
-			chosen = p.o.Permission(ctx, oneLine(title, 500), shown)
+			chosen = p.o.Permission(ctx, q.title, q.shown)
 		}
 		p.ask.Unlock()
 	}
-	for i := range shown {
-		if chosen != "" && shown[i].ID == chosen && ctx.Err() == nil {
-			out := quote([]byte(`{"outcome":{"outcome":"selected","optionId":`), real[i].ID)
+	for i := range q.shown {
+		if chosen != "" && q.shown[i].ID == chosen && ctx.Err() == nil {
+			out := quote([]byte(`{"outcome":{"outcome":"selected","optionId":`), q.real[i])
 			p.reply(resultFrame(id, append(out, "}}"...)))
 			return
 		}
@@ -382,8 +418,8 @@ func (p *prompter) update(params []byte) error {
 		p.mu.Lock()
 		if up.Title == "" {
 			up.Title = p.titles[up.ID]
-		} else if len(p.titles) < maxOpen {
-			p.titles[up.ID] = up.Title
+		} else if len(p.titles) < maxOpen && len(up.ID) <= maxName {
+			p.titles[up.ID] = oneLine(up.Title, 500)
 		}
 		p.mu.Unlock()
 		if up.Kind == "tool_call_update" && up.Status != "completed" && up.Status != "failed" {

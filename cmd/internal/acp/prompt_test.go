@@ -4,9 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -152,5 +157,74 @@ func TestPromptErrors(t *testing.T) {
 	a.conn.Close()
 	if r := <-done; r.err == nil || !strings.Contains(r.err.Error(), "closed the connection") {
 		t.Errorf("%v", r.err)
+	}
+}
+
+// A runtime asks as often and as much as it likes; a person decides one thing at a time.
+func TestQuestionsThatWaitForAPersonAreBounded(t *testing.T) {
+	const huge = 256 << 10
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked := make(chan string, 1)
+	a, done := startTurn(t, ctx, PromptOptions{Out: io.Discard, CancelWait: time.Millisecond,
+		Permission: func(ctx context.Context, title string, _ []PermissionOption) string {
+			asked <- title
+			<-ctx.Done()
+			return ""
+		}})
+	openTurn(t, a)
+	question := func(n int, more, options string) {
+		a.call(strconv.Itoa(n), "session/request_permission", `{"sessionId":"s","toolCall":{"toolCallId":"t","title":"`+more+`","content":"`+more+`"},"options":[`+options+`]}`)
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	long := strings.Repeat("x", huge)
+	for n := range 40 {
+		question(n, long, `{"optionId":"y","name":"`+long+`","kind":"allow_once"}`)
+	}
+	for n := range 40 {
+		agentSays(a, fmt.Sprintf(`{"sessionUpdate":"tool_call","toolCallId":"%d","title":"%s"}`, n, long))
+		agentSays(a, fmt.Sprintf(`{"sessionUpdate":"tool_call","toolCallId":"%d%s","title":"x"}`, n, long))
+	}
+	<-asked
+	if grown := int64(heap()) - int64(before); grown > 16*huge {
+		t.Errorf("%d KiB are kept for what waits", grown>>10)
+	}
+	for n := 40; n <= maxAsks; n++ {
+		question(n, "x", `{"optionId":"y","name":"y","kind":"allow_once"}`)
+	}
+	if m, err := a.next(); err != nil || m.Error == nil || !strings.Contains(m.Error.Message, "too many") {
+		t.Errorf("one question too many: %+v %v", m, err)
+	}
+	cancel()
+	go func() { // what is answered now is of no interest
+		for {
+			if _, err := a.next(); err != nil {
+				return
+			}
+		}
+	}()
+	<-done
+}
+
+func TestAQuestionWithoutAnOptionIsNobodysToAnswer(t *testing.T) {
+	a, done := startTurn(t, t.Context(), PromptOptions{Out: io.Discard,
+		Permission: func(ctx context.Context, _ string, _ []PermissionOption) string {
+			t.Error("a person is asked, and there is nothing to choose")
+			return ""
+		}})
+	m := openTurn(t, a)
+	a.call("7", "session/request_permission", `{"sessionId":"s","toolCall":{"toolCallId":"t","title":"x"},"options":[]}`)
+	if got, err := a.next(); err != nil || !strings.Contains(string(got.Result), "cancelled") {
+		t.Errorf("%+v %v", got, err)
+	}
+	a.result(string(m.ID), `{"stopReason":"end_turn"}`)
+	if d := <-done; d.err != nil {
+		t.Error(d.err)
 	}
 }

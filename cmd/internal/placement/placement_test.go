@@ -526,6 +526,35 @@ func TestLongMessagesMakeShorterPages(t *testing.T) {
 	}
 }
 
+// A runtime names its tool calls as it likes; a name that no page could carry would keep the
+// whole session from whoever reads it, and stay in memory with each call.
+func TestAToolCallWithAnEndlessIDDoesNotHideItsSession(t *testing.T) {
+	st, err := OpenSessions(filepath.Join(t.TempDir(), "s.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	session := cp.Session{SessionID: "s", AgentID: cp.NewID()}
+	if err := st.Put(session); err != nil {
+		t.Fatal(err)
+	}
+	tr := newTranscript(st, session, "demo")
+	for _, id := range []string{"one", strings.Repeat("x", 2*cp.MaxReply), "two"} {
+		update := `{"update":{"sessionUpdate":"tool_call","toolCallId":"` + id + `","title":"t"}}`
+		if err := tr.update(json.RawMessage(update), time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err := st.History(cp.HistoryRequest{AgentID: session.AgentID, SessionID: "s", Limit: 200})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(p)
+	if err != nil || len(raw) > cp.MaxReply || len(p.Messages) != 2 || p.NextCursor != "" {
+		t.Errorf("%d bytes, %d messages, next %q, %v", len(raw), len(p.Messages), p.NextCursor, err)
+	}
+}
+
 func TestVisibilityGoesByRevision(t *testing.T) {
 	s := cptest.New(t)
 	d := newDaemon(t, s.URL(), quick)

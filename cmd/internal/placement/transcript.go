@@ -36,8 +36,12 @@ func (t *transcript) write(m cp.Message, body map[string]json.RawMessage) error 
 	return t.store.Write(t.session.SessionID, []cp.Message{m}, body)
 }
 
-// mostTools bounds the tool calls of one session that are followed.
-const mostTools = 5000
+// Bounds of the tool calls of one session that are followed: how many, and the bytes of an id,
+// which is kept with each.
+const (
+	mostTools  = 5000
+	mostToolID = 1 << 10
+)
 
 // update takes one session/update.
 func (t *transcript) update(params json.RawMessage, now time.Time) error {
@@ -81,7 +85,7 @@ func (t *transcript) update(params json.RawMessage, now time.Time) error {
 }
 
 func (t *transcript) tool(id string, title, status, kind *string, params json.RawMessage, now time.Time) error {
-	if id == "" {
+	if id == "" || len(id) > mostToolID {
 		return nil
 	}
 	m, known := t.tools[id]
