@@ -49,11 +49,21 @@ func (d *Daemon) serveSpecs(path string) (stop func(), err error) {
 		return nil, fmt.Errorf("spec socket: %w", err)
 	}
 	var wg sync.WaitGroup
+	stopped := make(chan struct{})
 	wg.Go(func() {
 		for {
 			conn, err := l.AcceptUnix()
+			if errors.Is(err, net.ErrClosed) {
+				return // by stop
+			}
 			if err != nil {
-				return // closed by stop
+				// Out of descriptors: wait for one to come free.
+				d.log.Warn("a supervisor's connection could not be accepted", "error", err)
+				select {
+				case <-stopped:
+				case <-time.After(100 * time.Millisecond):
+				}
+				continue
 			}
 			wg.Go(func() {
 				defer conn.Close()
@@ -65,6 +75,7 @@ func (d *Daemon) serveSpecs(path string) (stop func(), err error) {
 	})
 	return func() {
 		l.Close()
+		close(stopped)
 		wg.Wait()
 	}, nil
 }
