@@ -578,6 +578,37 @@ func TestServersNetworkIsWithinTheMachinesPolicy(t *testing.T) {
 	}
 }
 
+func TestAServerInABoundaryOfItsOwnSeesNoCloneOfTheAgents(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true)
+	a, err := s.store.Load("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Git.Clone = "https://git.example/x/y"
+	if err := os.MkdirAll(filepath.Join(s.store.Dirs("a").Repository, "objects", "info"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a.MCPServers = []byte(`[{"name":"s","command":"/bin/cat","host":true,"sandbox":true}]`)
+	b := &Builder{Config: s.options.Config, Store: s.store, Programs: s.options.Programs, Host: s.options.Host}
+	spec, err := b.Spec(a, "/x/a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec.Policy.Repository == "" {
+		t.Fatal("the control: the agent itself has none")
+	}
+	plan, err := sandbox.Compile(*spec.MCP[0].Policy, s.options.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range plan.Mounts {
+		if strings.HasPrefix(m.Target, sandbox.RepositoryPath) {
+			t.Errorf("it sees %s at %s", m.Source, m.Target)
+		}
+	}
+}
+
 func TestLockOfTheOtherKind(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "daemon.lock")

@@ -145,7 +145,7 @@ func (b *Builder) serverPolicy(a *agent.Agent, p sandbox.Policy, s mcp.Server, e
 	own.HomeDir, own.TmpDir, own.MemoryDir = filepath.Join(own.AgentDir, "home"), filepath.Join(own.AgentDir, "tmp"), ""
 	own.Workspace = filepath.Join(own.AgentDir, "workspace")
 	own.Read, own.Grants, own.Expose, own.Nesting = sandbox.ReadSystem, nil, expose, false
-	own.ChannelDir, own.SecretsDir, own.Files = "", "", nil
+	own.ChannelDir, own.SecretsDir, own.Repository, own.Files = "", "", "", nil
 	own.Network = sandbox.NetworkNone
 	if s.Network != "" {
 		own.Network = sandbox.NetworkMode(s.Network)
