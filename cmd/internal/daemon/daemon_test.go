@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -575,6 +576,92 @@ func TestServersNetworkIsWithinTheMachinesPolicy(t *testing.T) {
 		if got := spec.MCP[0]; (got.Egress != nil) != rules || got.Policy.Network.Gated() != rules {
 			t.Errorf("%q: %+v", mode, got)
 		}
+	}
+}
+
+// What runs outside on the agent's word is nothing that an agent could have put there: not by
+// a link on the way, nor by the interpreter of a script, nor by the search path.
+func TestNothingThatAnAgentCanChangeDecidesWhatRunsOutside(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true)
+	s.agent("other", true)
+	a, err := s.store.Load("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ws := s.store.Dirs("a").Workspace
+	theirs := s.store.Dirs("other").Workspace
+	for _, dir := range []string{ws + "/bin", theirs, tools + "/bin"} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := func(path, first string) string {
+		s.write(path, first+"\necho password=x\n", 0o755)
+		return path
+	}
+	link := func(to, at string) string {
+		t.Helper()
+		if err := os.Symlink(to, at); err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	good := script(tools+"/good", "#!/bin/sh")
+	link(tools, ws+"/release")
+	link(tools+"/good", theirs+"/passes")
+	script(ws+"/bin/python", "#!/bin/sh")
+	script(tools+"/bin/outer", "#!"+ws+"/bin/python")
+	script(ws+"/bin/evil", "#!/bin/sh")
+	link(ws+"/bin/evil", tools+"/bin/sly")
+	b := &Builder{Config: s.options.Config, Store: s.store, Programs: s.options.Programs, Host: s.options.Host,
+		Environ: []string{"PATH=" + strings.Join([]string{ws + "/bin", "bin", tools + "/bin", link(ws+"/bin", tools+"/path"), "/usr/bin"}, ":")}}
+	for name, c := range map[string]struct {
+		argv []string
+		ok   bool
+	}{
+		"a script":                          {[]string{good}, true},
+		"by a link":                         {[]string{link("good", tools+"/alias")}, true},
+		"by env":                            {[]string{script(tools+"/env", "#!/usr/bin/env sh")}, true},
+		"a file of the agent's":             {[]string{ws + "/bin/evil"}, false},
+		"a link to one":                     {[]string{link(ws+"/bin/evil", tools+"/evil")}, false},
+		"a folder by a link of the agent's": {[]string{link(ws+"/release", tools+"/current") + "/good"}, false},
+		"a file by a link of another's":     {[]string{link(theirs+"/passes", tools+"/passes")}, false},
+		"an argument by such a link":        {[]string{"/bin/sh", tools + "/passes"}, false},
+		"its interpreter":                   {[]string{script(tools+"/venv", "#!"+ws+"/bin/python -u")}, false},
+		"its interpreter's":                 {[]string{script(tools+"/twice", "#! "+tools+"/bin/outer")}, false},
+		"an interpreter by env":             {[]string{script(tools+"/envs", "#!/usr/bin/env -S "+ws+"/bin/python")}, false},
+		"one by its name":                   {[]string{script(tools+"/named", "#!/usr/bin/env -S X=1 sly")}, false},
+		"one that is searched elsewhere":    {[]string{script(tools+"/search", "#!/usr/bin/env python")}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a.GitCredentials, a.MCPServers = []agent.GitCredential{{URL: "https://git.example/x/y", Command: c.argv}}, nil
+			_, err := b.Spec(a, "/x/a.sock")
+			list, merr := json.Marshal([]any{map[string]any{"name": "s", "command": "/bin/sh", "args": c.argv, "host": true}})
+			if merr != nil {
+				t.Fatal(merr)
+			}
+			a.GitCredentials, a.MCPServers = nil, list
+			_, serr := b.Spec(a, "/x/a.sock")
+			if !c.ok {
+				answered(t, err, 78, "an agent can write")
+				answered(t, serr, 78, "an agent can write")
+			} else if err != nil || serr != nil {
+				t.Errorf("%v, %v", err, serr)
+			}
+		})
+	}
+	a.MCPServers = []byte(`[{"name":"s","command":"/bin/cat","host":true}]`)
+	spec, err := b.Spec(a, "/x/a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := tools + "/bin:/usr/bin:"; !strings.HasPrefix(spec.HostPath, want) || strings.Contains(spec.HostPath, tools+"/path") {
+		t.Errorf("the search path of what runs outside is %s, want %s…", spec.HostPath, want)
 	}
 }
 

@@ -10,16 +10,19 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/gitcred"
+	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/secret"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
@@ -173,29 +176,177 @@ func (b *Builder) credentials(a *agent.Agent) ([]wire.Credential, error) {
 }
 
 // hostProgram refuses a command that runs outside the boundary and that an agent could
-// change: it, or a file among its arguments, in a folder that agents write.
+// change: it, a file among its arguments, what one of them names as its interpreter, or a
+// link on the way to any of these, in a folder that agents write.
 func (b *Builder) hostProgram(a *agent.Agent, argv []string) error {
-	var places []string // of the arguments
-	for _, arg := range argv {
-		if filepath.IsAbs(arg) {
-			places = append(places, filepath.Clean(arg), realPath(b.Host, arg))
-		}
-	}
-	writable, err := b.writable(a)
+	writable, err := b.writableReal(a)
 	if err != nil {
 		return err
 	}
-	// Below ROOT agents, and servers with a boundary of their own, have their homes.
-	for _, w := range append(writable, filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
-		for _, dir := range []string{w, realPath(b.Host, w)} {
-			for _, path := range places {
-				if inDir(path, dir) || path == dir {
-					return fmt.Errorf("%s runs outside the sandbox and lies in %s, which an agent can write; put it elsewhere", path, dir)
-				}
-			}
+	searched := b.hostPath(writable)
+	var places []string
+	for _, arg := range argv {
+		if filepath.IsAbs(arg) {
+			places = append(places, b.involved(arg, searched, maxInterpreters)...)
+		}
+	}
+	for _, path := range places {
+		if dir := holder(path, writable); dir != "" {
+			return fmt.Errorf("%s runs outside the sandbox, or leads to what does, and lies in %s, which an agent can write; put it elsewhere", path, dir)
 		}
 	}
 	return nil
+}
+
+// writableReal are the folders that agents and their servers can write, by each name: also those
+// below ROOT, of all agents.
+func (b *Builder) writableReal(a *agent.Agent) ([]string, error) {
+	writable, err := b.writable(a)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, w := range append(writable, filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
+		out = append(out, w, realPath(b.Host, w))
+	}
+	return out, nil
+}
+
+// holder is the folder among dirs that path lies in, or "".
+func holder(path string, dirs []string) string {
+	for _, dir := range dirs {
+		if inDir(path, dir) || path == dir {
+			return dir
+		}
+	}
+	return ""
+}
+
+// hostPathFor is hostPath where something of the agent's runs outside: to look at all folders that
+// agents can write takes its time.
+func (b *Builder) hostPathFor(a *agent.Agent, credentials []wire.Credential, servers []wire.MCPServer) (string, error) {
+	if slices.ContainsFunc(credentials, func(c wire.Credential) bool { return len(c.Command) > 0 }) ||
+		slices.ContainsFunc(servers, func(s wire.MCPServer) bool { return s.Host && s.Policy == nil }) {
+		writable, err := b.writableReal(a)
+		return b.hostPath(writable), err
+	}
+	return "", nil
+}
+
+// hostPath is the PATH of what runs outside for an agent: without the directories that an
+// agent can fill.
+func (b *Builder) hostPath(writable []string) string {
+	dirs := systemPath
+	if path := getenv(b.Environ, "PATH"); path != "" && !b.Direct {
+		dirs = filepath.SplitList(path)
+	}
+	var out []string
+	for _, dir := range slices.Concat(dirs, systemPath) {
+		if filepath.IsAbs(dir) && !slices.Contains(out, dir) && !slices.ContainsFunc(trail(b.Host, dir), func(p string) bool { return holder(p, writable) != "" }) {
+			out = append(out, dir)
+		}
+	}
+	return strings.Join(out, ":")
+}
+
+const (
+	// maxInterpreters is how many interpreters the kernel follows, one script to the next.
+	maxInterpreters = 5
+	// maxLinks is how many links it follows on one way.
+	maxLinks = 40
+)
+
+// involved are the files that decide what runs when path is executed: it, each link that leads
+// to it, and the same of the interpreter that its first line names.
+func (b *Builder) involved(path, searched string, left int) []string {
+	out := trail(b.Host, path)
+	if left == 0 {
+		return out
+	}
+	words := strings.Fields(firstLine(path))
+	if len(words) == 0 || !filepath.IsAbs(words[0]) {
+		return out
+	}
+	out = append(out, b.involved(words[0], searched, left-1)...)
+	if filepath.Base(words[0]) != "env" {
+		return out
+	}
+	for _, w := range words[1:] {
+		if w = strings.TrimPrefix(w, "-S"); w == "" || strings.HasPrefix(w, "-") || strings.Contains(w, "=") {
+			continue
+		}
+		if !filepath.IsAbs(w) {
+			w = lookIn(searched, w)
+		}
+		if w != "" {
+			out = append(out, b.involved(w, searched, left-1)...)
+		}
+		break
+	}
+	return out
+}
+
+// trail lists where the kernel comes by on its way to path: each link by its own name, and
+// what is at the end.
+func trail(h sandbox.Host, path string) []string {
+	out := []string{filepath.Clean(path)}
+	at, rest := "/", strings.Split(path, "/")
+	for links := 0; len(rest) > 0; {
+		part := rest[0]
+		rest = rest[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = filepath.Dir(at)
+			continue
+		}
+		next := filepath.Join(at, part)
+		to, err := h.Readlink(next)
+		if err != nil {
+			at = next
+			continue
+		}
+		out = append(out, next)
+		if links++; links > maxLinks {
+			return out // nor does the kernel go on
+		}
+		if filepath.IsAbs(to) {
+			at = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
+	}
+	return append(out, at)
+}
+
+// firstLine is what a script's first line says after "#!"; "" for anything else.
+func firstLine(path string) string {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return ""
+	}
+	head := make([]byte, 512) // the kernel reads 256
+	n, _ := io.ReadFull(f, head)
+	line, _, _ := strings.Cut(string(head[:n]), "\n")
+	text, ok := strings.CutPrefix(line, "#!")
+	if !ok {
+		return ""
+	}
+	return text
+}
+
+// lookIn finds a program in a search path; "" where it is in none of its directories.
+func lookIn(path, name string) string {
+	for _, dir := range filepath.SplitList(path) {
+		if p := filepath.Join(dir, name); programs.Executable(p) == nil {
+			return p
+		}
+	}
+	return ""
 }
 
 func realPath(h sandbox.Host, path string) string {

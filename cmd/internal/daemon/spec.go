@@ -364,6 +364,10 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err != nil {
 		return nil, err
 	}
+	hostPath, err := b.hostPathFor(a, credentials, servers)
+	if err != nil {
+		return nil, err
+	}
 	login, err := b.login(a, s.runtime)
 	if err != nil {
 		return nil, err
@@ -387,6 +391,7 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 		Secrets:     wireSecrets(secrets),
 		Credentials: credentials,
 		Daemon:      b.Supervisors,
+		HostPath:    hostPath,
 		MCP:         servers,
 		GitConfig:   a.GitConfig(),
 		Dir:         p.Workspace,

@@ -193,7 +193,10 @@ func (s *Supervisor) credentialCommand(ctx context.Context, argv []string, repo 
 // hostEnv is the environment of what the operator has run outside on behalf of the agent.
 func (s *Supervisor) hostEnv() []string {
 	env := []string{"HOME=" + s.spec.Policy.Home, "USER=" + s.spec.Policy.User, "LOGNAME=" + s.spec.Policy.User, "AGENTCONNECT_AGENT=" + s.spec.Agent}
-	for _, k := range []string{"PATH", "LANG", "LANGUAGE", "LC_ALL", "TZ", "XDG_RUNTIME_DIR"} {
+	if s.spec.HostPath != "" {
+		env = append(env, "PATH="+s.spec.HostPath)
+	}
+	for _, k := range []string{"LANG", "LANGUAGE", "LC_ALL", "TZ", "XDG_RUNTIME_DIR"} {
 		if v, ok := os.LookupEnv(k); ok {
 			env = append(env, k+"="+v)
 		}

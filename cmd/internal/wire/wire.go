@@ -52,6 +52,8 @@ type Spec struct {
 	Credentials []Credential `json:"credentials,omitempty"`
 	// Daemon is the socket where the daemon answers its supervisors.
 	Daemon string `json:"daemon,omitempty"`
+	// HostPath is the PATH of programs of the operator's that run outside on the agent's behalf.
+	HostPath string `json:"hostPath,omitempty"`
 	// GitConfig are groups of git variables that the agent may have changed ("branch.*").
 	GitConfig []string `json:"gitConfig,omitempty"`
 	// Notes are things that an operator should know, for status.
