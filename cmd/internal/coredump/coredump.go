@@ -3,7 +3,10 @@
 package coredump
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +20,13 @@ func Off() error {
 		return fmt.Errorf("core dumps cannot be turned off: %w", err)
 	}
 	if now.Max < 1 {
-		return nil // whoever started us saw to it, and it cannot be raised
+		// It cannot be raised, and a program that dumps are piped to still gets one: of nothing
+		// that is in memory.
+		err := os.WriteFile("/proc/self/coredump_filter", []byte("0"), 0)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // where there is no /proc nothing is piped
+			return fmt.Errorf("core dumps cannot be emptied: %w", err)
+		}
+		return nil
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {
 		return fmt.Errorf("core dumps cannot be turned off: %w", err)
