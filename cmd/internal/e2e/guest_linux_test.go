@@ -148,6 +148,15 @@ func TestSecretsAsFilesRotateWithoutARestart(t *testing.T) {
 	if after := do("stat -c %i " + file); after == before {
 		t.Error("the value was written into the old file: a reader could have seen half of it")
 	}
+	// A file that becomes a directory of its own, and the other way round.
+	s.secret("as a file", "dora", "docker", "--file")
+	if got := do("cat /run/agentconnect/secrets/docker"); got != "as a file" {
+		t.Errorf("a secret whose directory became a file: %q", got)
+	}
+	s.secret("in a directory", "dora", "docker", "--path-env", "DOCKER_CONFIG")
+	if got := do("cat $DOCKER_CONFIG/config.json"); got != "in a directory" {
+		t.Errorf("a secret whose file became a directory: %q", got)
+	}
 	s.ok("secret", "rm", "dora", "docker")
 	s.secret("elsewhere-now", "dora", "TOKEN", "--outside")
 	if got := do("ls /run/agentconnect/secrets"); got != "kube" {

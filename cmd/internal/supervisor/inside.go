@@ -100,12 +100,24 @@ func (s *Supervisor) changeSecret(sec wire.Secret) error {
 	if err != nil {
 		return err
 	}
-	if err := s.writeSecret(sec); err != nil {
-		return err
-	}
-	if oldPath != "" && oldPath != path {
+	remove := func() error {
+		if oldPath == "" || oldPath == path {
+			return nil
+		}
 		if err := os.RemoveAll(topBelow(s.spec.Policy.SecretsDir, oldPath, path)); err != nil {
 			return fmt.Errorf("secret %s: %w", sec.Name, err)
+		}
+		return nil
+	}
+	write := func() error { return s.writeSecret(sec) }
+	steps := []func() error{write, remove}
+	if strings.HasPrefix(path, oldPath+"/") || path != "" && strings.HasPrefix(oldPath, path+"/") {
+		// A file stands where the new one's directory is to be, or the other way round.
+		steps = []func() error{remove, write}
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
 		}
 	}
 	if event == "removed" {
