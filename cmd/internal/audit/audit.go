@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -196,6 +197,13 @@ func (a *File) Close() error {
 	return f.Close()
 }
 
+// What an agent can have recorded as often as it likes would push everything else out of the
+// log: so many bytes of it at once, and so many a second, are recorded one by one.
+const (
+	askedBurst = 1 << 20
+	askedRate  = 32
+)
+
 // Log is the audit log of one agent. A nil Log drops what it is told.
 type Log struct {
 	agent string
@@ -203,7 +211,15 @@ type Log struct {
 	// failed is told once when a record could not be written.
 	failed func(error)
 	once   sync.Once
+
+	mu   sync.Mutex
+	left float64   // bytes for Asked
+	at   time.Time // when left was that much
+	over map[over]int
 }
+
+// over is a kind of record that is counted meanwhile.
+type over struct{ kind, event string }
 
 // New opens the audit log of an agent below root. failed is called once, when a record
 // cannot be written (a full disk): what it was about goes on.
@@ -212,17 +228,89 @@ func New(root, agent string, failed func(error)) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Log{agent: agent, file: f, failed: failed}, nil
+	return &Log{agent: agent, file: f, failed: failed, left: askedBurst, at: time.Now(), over: map[over]int{}}, nil
 }
 
 // Add records r; Time and Agent are filled in. Bytes that are no UTF-8 and control
-// characters in the path are written as a quoted string.
+// characters in the path are written as a quoted string. What is too long is cut.
 func (l *Log) Add(r Record) {
+	if l != nil {
+		l.write(l.finished(r))
+	}
+}
+
+// Asked is Add for what the agent brings about by asking. Of what it asks too often the number
+// is recorded.
+func (l *Log) Asked(r Record) {
 	if l == nil {
 		return
 	}
+	r = l.finished(r)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.left = min(askedBurst, l.left+now.Sub(l.at).Seconds()*askedRate)
+	l.at = now
+	all := append(l.overs(), r)
+	n := float64(length(all...))
+	if n > l.left {
+		l.over[over{r.Kind, r.Event}]++
+		return
+	}
+	l.left -= n
+	clear(l.over)
+	for _, r := range all {
+		l.write(r)
+	}
+}
+
+// overs says what was counted and not recorded. l.mu is held.
+func (l *Log) overs() []Record {
+	var out []Record
+	for o, n := range l.over {
+		out = append(out, l.finished(Record{
+			Kind: o.kind, Event: "more", Text: fmt.Sprintf("%d more (%s), not recorded one by one: the agent asks too often", n, o.event),
+			Detail: map[string]string{"event": o.event, "count": strconv.Itoa(n)},
+		}))
+	}
+	return out
+}
+
+func length(records ...Record) (n int) {
+	for _, r := range records {
+		if b, err := json.Marshal(r); err == nil {
+			n += len(b) + 1
+		}
+	}
+	return n
+}
+
+// most is the length that texts of a record are cut to when it is too long, in bytes.
+const most = 1 << 10
+
+func (l *Log) finished(r Record) Record {
 	r.Time, r.Agent = time.Now().UTC(), l.agent
 	r.Path = Printable(r.Path)
+	if length(r) < MaxLine {
+		return r
+	}
+	r.Path, r.Text = cut(r.Path), cut(r.Text)
+	detail := map[string]string{}
+	for k, v := range r.Detail {
+		detail[k] = cut(v)
+	}
+	r.Detail = detail
+	return r
+}
+
+func cut(text string) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}
+
+func (l *Log) write(r Record) {
 	if err := l.file.Append(r); err != nil && l.failed != nil {
 		l.once.Do(func() { l.failed(err) })
 	}
@@ -233,6 +321,12 @@ func (l *Log) Close() error {
 	if l == nil {
 		return nil
 	}
+	l.mu.Lock()
+	for _, r := range l.overs() {
+		l.write(r)
+	}
+	clear(l.over)
+	l.mu.Unlock()
 	return l.file.Close()
 }
 
@@ -273,6 +367,16 @@ func Read(path string, f func(line []byte) error) error {
 // Lines calls f for each whole line of rest and then r, up to the end of r, and returns what
 // follows the last newline: the rest of the next call.
 func Lines(r io.Reader, rest []byte, f func([]byte) error) ([]byte, error) {
+	return lines(r, rest, func(line []byte) error {
+		if !json.Valid(line) || line[0] != '{' {
+			return nil
+		}
+		return f(line)
+	})
+}
+
+// lines is Lines, whatever a line holds.
+func lines(r io.Reader, rest []byte, f func([]byte) error) ([]byte, error) {
 	chunk := make([]byte, 32<<10)
 	for {
 		n, err := r.Read(chunk)
@@ -282,8 +386,7 @@ func Lines(r io.Reader, rest []byte, f func([]byte) error) ([]byte, error) {
 			if i < 0 {
 				break
 			}
-			line := rest[:i]
-			if json.Valid(line) && len(line) > 0 && line[0] == '{' {
+			if line := rest[:i]; len(line) > 0 {
 				if err := f(line); err != nil {
 					return nil, err
 				}
@@ -350,24 +453,23 @@ func (c *Counts) Forget(path string) {
 	delete(c.seen, path)
 }
 
-// lastPart is how much of a log Findings looks at, in bytes.
-const lastPart = 256 << 10
+// counted are the kinds of records that Findings has to do with, as they stand in a line: a
+// quote in a text has a backslash before it.
+var counted = [][]byte{[]byte(`"kind":"` + KindLife + `"`), []byte(`"kind":"` + KindGit + `"`), []byte(`"kind":"` + KindTrusted + `"`)}
 
 // Findings counts the records about git and trusted files since the agent's last start, in
-// the newest part of the log: what a person should look at.
+// the newest file of the log: what a person should look at.
 func Findings(path string) int {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0
 	}
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return 0
-	}
 	n := 0
-	from := max(st.Size()-lastPart, 0)
-	_, _ = Lines(io.NewSectionReader(f, from, st.Size()-from), nil, func(line []byte) error {
+	_, _ = lines(f, nil, func(line []byte) error {
+		if !slices.ContainsFunc(counted, func(kind []byte) bool { return bytes.Contains(line, kind) }) {
+			return nil
+		}
 		var r Record
 		if json.Unmarshal(line, &r) != nil {
 			r = Record{} // written by another version: nothing to count

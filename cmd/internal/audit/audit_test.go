@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -239,5 +240,63 @@ func TestCountsAreThoseOfTheLogAsItIsNow(t *testing.T) {
 	kept()
 	if c.Forget(path); len(c.seen) > 0 {
 		t.Error("something is kept of a log whose agent is gone")
+	}
+}
+
+// An agent chooses how often it asks, and with which words.
+func TestWhatAnAgentAsksForPushesNothingOutOfItsLog(t *testing.T) {
+	root := t.TempDir()
+	l, err := New(root, "alice", func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Add(Record{Kind: KindLife, Event: "start", Text: "started"})
+	l.Add(Record{Kind: KindGit, Event: "seal-lost", Text: "a finding"})
+	const asked, size = 5000, 9 << 10
+	for i := range asked {
+		l.Asked(Record{Kind: KindCredential, Event: "refused", Text: fmt.Sprint(i, strings.Repeat("x", size))})
+	}
+	if n := Findings(Path(root, "alice")); n != 1 {
+		t.Errorf("status counts %d findings", n)
+	}
+	l.Add(Record{Kind: KindGit, Event: "seal-lost", Text: "another"})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	told, findings := 0, 0
+	for _, r := range records(t, Path(root, "alice")) {
+		switch {
+		case r.Event == "refused":
+			told++
+		case r.Event == "more" && r.Detail["event"] == "refused":
+			n, err := strconv.Atoi(r.Detail["count"])
+			if err != nil || n == 0 {
+				t.Errorf("%+v", r)
+			}
+			told += n
+		case r.Kind == KindGit:
+			findings++
+		}
+	}
+	if told != asked || findings != 2 {
+		t.Errorf("%d of %d questions and %d of 2 findings are in the log", told, asked, findings)
+	}
+}
+
+func TestARecordThatIsTooLongIsCut(t *testing.T) {
+	root := t.TempDir()
+	l, err := New(root, "alice", func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("<", 15<<10) // six bytes each, as JSON has them
+	l.Add(Record{Kind: KindPolicy, Event: "config-refused", Path: long, Text: long, Detail: map[string]string{"value": long}})
+	l.Add(Record{Kind: KindPolicy, Event: "config-refused", Path: strings.Repeat("\xff", 5000), Text: "a path without a letter"})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := records(t, Path(root, "alice"))
+	if len(got) != 2 || !strings.HasPrefix(got[0].Text, "<<<") || !strings.HasPrefix(got[0].Detail["value"], "<<<") || got[1].Event != "config-refused" {
+		t.Errorf("%d records: %.300v", len(got), got)
 	}
 }

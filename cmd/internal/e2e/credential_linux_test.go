@@ -173,6 +173,34 @@ echo password=minted-4711
 	}
 }
 
+// What an agent asks for is on record, and no way to be rid of what else is.
+func TestAnAgentCannotFloodItsRecordAway(t *testing.T) {
+	s := newSite(t)
+	s.add("flo")
+	s.start()
+	s.ok("agent", "start", "flo")
+	s.write(filepath.Join(s.workspace("flo"), "flood.py"), `import socket
+for i in range(2500):
+  c=socket.socket(socket.AF_UNIX);c.connect("/run/agentconnect/channel/socket")
+  c.sendall(b'{"v":1,"op":"credential","credential":{"action":"get","protocol":"https","host":"git.example","path":"%d/%s"}}\n' % (i,b"&"*1000))
+  if not b"not assigned" in c.recv(65536): raise SystemExit("not asked")
+  c.close()
+c=socket.socket(socket.AF_UNIX);c.connect("/run/agentconnect/channel/socket")
+c.sendall(b'{"v":1,"op":"git-config","setting":{"dir":"/x","key":"branch.x.y","value":"%s"}}\n' % (b"<"*15000))
+print(c.recv(65536))
+`)
+	if r := s.sh("flo", "python3 flood.py"); r.code != 0 {
+		t.Fatalf("%d %s%s", r.code, r.out, r.err)
+	}
+	s.ok("agent", "stop", "flo")
+	log := s.ok("audit", "flo")
+	for _, want := range []string{"started, git seals", "is not assigned to this agent", "more (refused), not recorded one by one", "config-refused"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the audit log lacks %q", want)
+		}
+	}
+}
+
 func TestGHInsideHasTheTokenOfItsRepositoryAlone(t *testing.T) {
 	s := newSite(t)
 	s.add("jo")

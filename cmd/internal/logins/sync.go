@@ -144,7 +144,7 @@ func (s *Sync) give(host files, account []byte) error {
 
 func (s *Sync) record(event, text string) {
 	s.log.Info(text, "login", string(s.kind))
-	s.audit.Add(audit.Record{Kind: audit.KindCredential, Event: event, Path: s.hostPath(), Text: text})
+	s.audit.Asked(audit.Record{Kind: audit.KindCredential, Event: event, Path: s.hostPath(), Text: text})
 }
 
 func (s *Sync) hostLogin() []byte {

@@ -221,7 +221,7 @@ func (s *Supervisor) auditCredential(event string, q wire.CredentialQuery, repo,
 	if why != "" {
 		text += ": " + oneLine(why)
 	}
-	s.audit.Add(audit.Record{Kind: audit.KindCredential, Event: event, Text: text, Detail: detail})
+	s.audit.Asked(audit.Record{Kind: audit.KindCredential, Event: event, Text: text, Detail: detail})
 }
 
 // bounded keeps so many bytes; more is an error, or, with cut, dropped.

@@ -35,7 +35,7 @@ func (s *Supervisor) gitConfig(conn *net.UnixConn, q wire.GitSetting) error {
 	if err != nil {
 		event, text = "config-refused", "refused to set for the agent: "+q.Key+": "+err.Error()
 	}
-	s.audit.Add(audit.Record{Kind: audit.KindPolicy, Event: event, Path: q.Dir, Text: oneLine(text), Detail: map[string]string{"key": oneLine(q.Key), "value": oneLine(q.Value)}})
+	s.audit.Asked(audit.Record{Kind: audit.KindPolicy, Event: event, Path: q.Dir, Text: oneLine(text), Detail: map[string]string{"key": oneLine(q.Key), "value": oneLine(q.Value)}})
 	if err != nil {
 		return err
 	}

@@ -257,7 +257,7 @@ func (s *Supervisor) auditMCP(m wire.MCPServer, event, text string) {
 	if m.Policy != nil {
 		where = "sandboxed"
 	}
-	s.audit.Add(audit.Record{Kind: audit.KindMCP, Event: event, Text: oneLine("MCP server " + m.Name + " " + text), Detail: map[string]string{"server": m.Name, "where": where}})
+	s.audit.Asked(audit.Record{Kind: audit.KindMCP, Event: event, Text: oneLine("MCP server " + m.Name + " " + text), Detail: map[string]string{"server": m.Name, "where": where}})
 }
 
 // guestPath is where the runtime finds the guest.

@@ -74,7 +74,7 @@ func (s *Supervisor) push(ctx context.Context, conn *net.UnixConn) error {
 
 func (s *Supervisor) pushFailed(err error) error {
 	s.opts.Log.Error("a push was not received", "error", err)
-	s.audit.Add(audit.Record{Kind: audit.KindPush, Event: "failed", Path: s.spec.Policy.Repository, Text: oneLine("a push was not received: " + err.Error())})
+	s.audit.Asked(audit.Record{Kind: audit.KindPush, Event: "failed", Path: s.spec.Policy.Repository, Text: oneLine("a push was not received: " + err.Error())})
 	return errors.New("the push is not received; see the agent's log")
 }
 
@@ -121,14 +121,14 @@ func (s *Supervisor) received(before gitclone.Refs, end launch.End) {
 	odd, oerr := gitclone.Odd(repository)
 	failed := func(what string, err error) {
 		if err != nil {
-			s.audit.Add(audit.Record{Kind: audit.KindPush, Event: "unread", Path: repository, Text: oneLine(what + ": " + err.Error())})
+			s.audit.Asked(audit.Record{Kind: audit.KindPush, Event: "unread", Path: repository, Text: oneLine(what + ": " + err.Error())})
 			s.opts.Log.Error(what, "error", err)
 		}
 	}
 	failed("what a push left cannot be read", errors.Join(err, oerr))
 	changes := gitclone.Changes(before.IDs, after.IDs)
 	for _, c := range changes {
-		s.audit.Add(audit.Record{Kind: audit.KindPush, Event: "pushed", Path: repository, Text: oneLine("pushed " + c.String()), Detail: map[string]string{"ref": c.Ref, "old": c.Old, "new": c.New}})
+		s.audit.Asked(audit.Record{Kind: audit.KindPush, Event: "pushed", Path: repository, Text: oneLine("pushed " + c.String()), Detail: map[string]string{"ref": c.Ref, "old": c.Old, "new": c.New}})
 	}
 	odd = append(odd, slices.DeleteFunc(after.Odd, func(n string) bool { return slices.Contains(before.Odd, n) })...)
 	for _, name := range odd {
@@ -139,7 +139,7 @@ func (s *Supervisor) received(before gitclone.Refs, end launch.End) {
 		// Cut off: its locks would keep everybody from these refs for ever.
 		odd = append(odd, slices.DeleteFunc(after.Locks, func(n string) bool { return slices.Contains(before.Locks, n) })...)
 		if len(changes) == 0 {
-			s.audit.Add(audit.Record{Kind: audit.KindPush, Event: "refused", Path: repository, Text: "a push changed nothing: git receive-pack ended with " + cmp.Or(strings.TrimSpace(end.Text), "an error")})
+			s.audit.Asked(audit.Record{Kind: audit.KindPush, Event: "refused", Path: repository, Text: "a push changed nothing: git receive-pack ended with " + cmp.Or(strings.TrimSpace(end.Text), "an error")})
 		}
 	}
 	failed("what a push left cannot be taken away", gitclone.Remove(repository, odd))
