@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,8 +24,51 @@ import (
 )
 
 // drain is how long output may go on after the command's end, where something that it
-// left behind holds the pipe open.
+// left behind holds the pipe open. Who is slow to take what was said has all the time.
 const drain = time.Second
+
+// taker is a writer that tells whether somebody is waited for who takes what is written.
+type taker struct {
+	w io.Writer
+	n atomic.Int64 // writes begun and ended: odd during one
+}
+
+func (t *taker) Write(p []byte) (int, error) {
+	t.n.Add(1)
+	defer t.n.Add(1)
+	return t.w.Write(p)
+}
+
+// drained waits for the copies to the takers, each of which says on copied that it is over.
+func drained(ctx context.Context, copied <-chan struct{}, takers ...*taker) {
+	interrupted := ctx.Done()
+	if ctx.Err() != nil {
+		interrupted = nil // it is what ended the command
+	}
+	was := make([]int64, len(takers))
+	late := time.NewTimer(drain)
+	defer late.Stop()
+	for left := len(takers); left > 0; {
+		select {
+		case <-copied:
+			left--
+			continue
+		case <-interrupted:
+			return
+		case <-late.C:
+		}
+		busy := false
+		for i, t := range takers {
+			now := t.n.Load()
+			busy = busy || now%2 == 1 || was[i]%2 == 1 && now != was[i]
+			was[i] = now
+		}
+		if !busy || ctx.Err() != nil {
+			return
+		}
+		late.Reset(drain)
+	}
+}
 
 func (a *app) agentExec() *cobra.Command {
 	c := &cobra.Command{
@@ -103,7 +147,8 @@ func (a *app) exec(ctx context.Context, at where, argv []string) error {
 		ours[0].Close()
 	}()
 	copied := make(chan struct{}, 2)
-	for i, to := range []io.Writer{a.out, a.err} {
+	takers := []*taker{{w: a.out}, {w: a.err}}
+	for i, to := range takers {
 		go func() {
 			_, _ = io.Copy(to, ours[i+1])
 			ours[i+1].Close() // our reader is gone: so is the command's
@@ -111,15 +156,7 @@ func (a *app) exec(ctx context.Context, at where, argv []string) error {
 		}()
 	}
 	end, err := execEnd(ctx, c)
-	late := time.NewTimer(drain)
-	defer late.Stop()
-	for range 2 {
-		select {
-		case <-copied:
-		case <-late.C:
-			late.Reset(0)
-		}
-	}
+	drained(ctx, copied, takers...)
 	return execResult(ctx, end, err)
 }
 
@@ -230,19 +267,15 @@ func (a *app) shell(ctx context.Context, at where, in *os.File, argv []string) e
 	// Ends with the process: a read of a terminal cannot be taken back.
 	go func() { _, _ = io.Copy(master, in) }()
 	copied := make(chan struct{})
+	out := &taker{w: a.out}
 	go func() {
 		defer close(copied)
-		_, _ = io.Copy(a.out, master) // EIO when the last program inside has gone
+		_, _ = io.Copy(out, master) // EIO when the last program inside has gone
 	}()
 	end, err := execEnd(ctx, c)
 	close(over)
 	<-sized
-	late := time.NewTimer(drain)
-	defer late.Stop()
-	select {
-	case <-copied:
-	case <-late.C:
-	}
+	drained(ctx, copied, out)
 	return execResult(ctx, end, err)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -269,5 +270,24 @@ func TestExecGivesNoTerminal(t *testing.T) {
 	}
 	if n := o.typed(); n != 0 {
 		t.Errorf("%d bytes wait on the operator's terminal", n)
+	}
+}
+
+// What a command said last lies in a pipe when it has ended; whoever is slow to read gets it too.
+func TestASlowReaderGetsAllThatACommandSaid(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	const most = "seq 1 20000" // more than one pipe holds, and less than two
+	agentconnect := filepath.Join(s.bin, "agentconnect")
+	for script, want := range map[string]string{
+		agentconnect + " agent exec alice -- " + most + " | (sleep 4; wc -l)":                         "20000",
+		agentconnect + " agent exec alice -- sh -c '" + most + " >&2' 2>&1 | (sleep 4; wc -l)":        "20000",
+		"timeout -s INT 3 " + agentconnect + " agent exec alice -- " + most + " | (sleep 6; head -1)": "1",
+		"timeout 60 " + agentconnect + " agent exec alice -- sh -c 'sleep 600 & echo left'":           "left",
+	} {
+		if got := strings.TrimSpace(s.outside(script)); got != want {
+			t.Errorf("%s: %s, want %s", script, got, want)
+		}
 	}
 }
