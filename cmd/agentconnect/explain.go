@@ -78,8 +78,8 @@ func (s *site) explain(ag *agent.Agent, paths []string) (*explained, error) {
 	}
 	p, err := b.Policy(ag)
 	if errors.Is(err, runtimes.ErrNotInstalled) {
-		x.Notes = append(x.Notes, "without the runtime's own files, which are not found: "+err.Error())
-		p, err = b.PolicyWithoutRuntime(ag)
+		x.Notes = append(x.Notes, "without the files of a program that is not installed: "+err.Error())
+		p, err = b.PolicyUninstalled(ag)
 	}
 	if err != nil {
 		return nil, err

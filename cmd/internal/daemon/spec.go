@@ -160,6 +160,22 @@ func (b *Builder) Policy(a *agent.Agent) (sandbox.Policy, error) {
 	return p, b.exposeServers(a, &p)
 }
 
+// PolicyUninstalled is Policy less the files of programs that are not installed.
+func (b *Builder) PolicyUninstalled(a *agent.Agent) (sandbox.Policy, error) {
+	s, err := b.find(a)
+	if err != nil && !errors.Is(err, runtimes.ErrNotInstalled) {
+		return sandbox.Policy{}, err
+	}
+	p, err := b.policy(a, s)
+	if err != nil {
+		return p, err
+	}
+	if err := b.exposeServers(a, &p); err != nil && !errors.Is(err, runtimes.ErrNotInstalled) {
+		return p, err
+	}
+	return p, nil
+}
+
 // PolicyWithoutRuntime is the policy of an agent whose runtime may be missing: enough to
 // judge its workspace and its grants.
 func (b *Builder) PolicyWithoutRuntime(a *agent.Agent) (sandbox.Policy, error) {
@@ -245,7 +261,8 @@ func refusedConfig(a *agent.Agent, err error) error {
 	return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: %v", a.ID, err)}
 }
 
-// find looks the runtime up and traces its installation.
+// find looks the runtime up and traces its installation. Of one that is not installed it gives
+// what is known of it beside the error.
 func (b *Builder) find(a *agent.Agent) (start, error) {
 	writable, err := b.writable(a)
 	if err != nil {
@@ -272,7 +289,7 @@ func (b *Builder) find(a *agent.Agent) (start, error) {
 		s.argv = rt.Argv(guest)
 	} else {
 		if s.install, err = runtimes.FindRuntime(o, rt); err != nil {
-			return start{}, notFound(a, err)
+			return s, notFound(a, err)
 		}
 		s.argv = s.install.Argv(rt.Args...)
 	}
@@ -300,7 +317,7 @@ func (b *Builder) writable(a *agent.Agent) ([]string, error) {
 
 func notFound(a *agent.Agent, err error) error {
 	if errors.Is(err, runtimes.ErrNotInstalled) {
-		return &Refusal{Code: 1, Text: fmt.Sprintf("agent %s: %v", a.ID, err)}
+		return &Refusal{Code: 1, Text: fmt.Sprintf("agent %s: %v", a.ID, err), Err: err}
 	}
 	return refusedConfig(a, err)
 }

@@ -65,9 +65,12 @@ var ErrSuperseded = errors.New("stopped before it was up: a later request to sto
 type Refusal struct {
 	Code int // exit code of the command line: 69 or 78
 	Text string
+	Err  error // the cause, for callers that tell causes apart; may be nil
 }
 
 func (r *Refusal) Error() string { return r.Text }
+
+func (r *Refusal) Unwrap() error { return r.Err }
 
 // EndError is a start that ended before the agent was ready.
 type EndError struct {
