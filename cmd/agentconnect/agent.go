@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
@@ -639,14 +640,16 @@ func (a *app) agentWish(verb, short string) *cobra.Command {
 				return err
 			}
 			// Known before the daemon is asked: 66 and 78 are true whether it runs or not.
-			e, err := s.agent(args[0])
+			if verb == "stop" {
+				err = s.known(args[0])
+			} else {
+				var e *config.AgentEntry
+				if e, err = s.agent(args[0]); err == nil {
+					err = s.builder().Judge(e.Agent)
+				}
+			}
 			if err != nil {
 				return err
-			}
-			if verb != "stop" {
-				if err := s.builder().Judge(e.Agent); err != nil {
-					return err
-				}
 			}
 			client := s.client()
 			do := map[string]func(context.Context, string) (*control.AgentStatus, error){

@@ -175,6 +175,15 @@ func (s *site) agent(id string) (*config.AgentEntry, error) {
 	return &e, nil
 }
 
+// known says that there is no such agent. That its file cannot be read is no error here: it
+// may run by the configuration that it was started with.
+func (s *site) known(id string) error {
+	if _, err := s.agent(id); errors.Is(err, agent.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
 // placed asks the daemon for an agent of the control plane's; nil when there is none.
 func (s *site) placed(id string) *agent.Agent {
 	raw, err := s.client().Placed(context.Background(), id)

@@ -239,7 +239,7 @@ func (a *app) egressWord(allow bool) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := s.agent(args[0]); err != nil {
+			if err := s.known(args[0]); err != nil {
 				return err
 			}
 			host := args[1]

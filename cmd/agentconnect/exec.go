@@ -106,7 +106,7 @@ func (a *app) execWhere(id string) (where, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.agent(id); err != nil {
+	if err := s.known(id); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context) (*control.Attach, error) { return s.client().Exec(ctx, id) }, nil

@@ -46,7 +46,7 @@ func (a *app) acpCommand() *cobra.Command {
 			var id string
 			if len(args) == 1 {
 				id = args[0]
-				if _, err := s.agent(id); err != nil {
+				if err := s.known(id); err != nil {
 					return err
 				}
 			} else if id, err = s.projectAgent(c.Context(), runtime); err != nil {

@@ -935,11 +935,14 @@ func (d *Daemon) attach(ctx context.Context, id string) (string, error) {
 // else that of a supervisor made for this one command.
 func (d *Daemon) exec(ctx context.Context, id string) (string, error) {
 	a, err := d.load(id)
-	if err != nil {
+	if errors.Is(err, agent.ErrNotFound) {
 		return "", err
 	}
 	if u := d.sup.State(id); u.State == control.StateRunning {
 		return u.Socket, nil
+	}
+	if err != nil {
+		return "", err
 	}
 	d.mu.Lock()
 	d.execs++
