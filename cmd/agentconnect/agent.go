@@ -539,9 +539,6 @@ func withoutSecrets(ag *agent.Agent) *agent.Agent {
 	if len(c.RuntimeOverrides) > 0 {
 		c.RuntimeOverrides = json.RawMessage(`{"redacted":true}`)
 	}
-	if len(c.MCPServers) > 0 {
-		c.MCPServers = json.RawMessage(`{"redacted":true}`)
-	}
 	return &c
 }
 
@@ -615,6 +612,17 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 	for _, k := range slices.Sorted(maps.Keys(ag.Env)) {
 		t.row("env", k+" "+redacted)
 	}
+	t.row("agent memory", orDefault(ag.Memory, agent.MemoryManaged))
+	for _, c := range ag.GitCredentials {
+		t.row("git credential", c.URL+" by "+credentialSource(c))
+	}
+	refs, err := mcp.Refs(ag.MCPServers)
+	if err != nil {
+		return err
+	}
+	for _, r := range refs {
+		t.row("MCP server", r.Name)
+	}
 	if keys := ag.Unused(); len(keys) > 0 {
 		t.row("without effect here", strings.Join(keys, ", "))
 	}
@@ -622,6 +630,17 @@ func (a *app) printAgent(s *site, path string, ag *agent.Agent, st *control.Agen
 		t.row("note", n)
 	}
 	return t.end()
+}
+
+// credentialSource says where credentials come from; the words of a command may be secrets.
+func credentialSource(c agent.GitCredential) string {
+	switch {
+	case c.Secret != "":
+		return "the secret " + c.Secret
+	case len(c.Command) > 0:
+		return "the command " + c.Command[0]
+	}
+	return "the control plane"
 }
 
 func orDefault[T ~string](v, def T) T {

@@ -77,7 +77,7 @@ func FuzzRefs(f *testing.F) {
 }
 
 func TestRedactedDefinitionsShowNoValue(t *testing.T) {
-	const text = `["a",{"name":"b","command":"x","env":{"secret":"hush","name":"hush","T":{"secret":"REF"},"V":{"value":"hush"}},"headers":[{"name":"N","value":"hush"},"hush",["hush"]]},{"env":"hush"}]`
+	const text = `["a",{"name":"b","command":"x","args":["--key","hush"],"url":"https://h/?key=hush","env":{"secret":"hush","name":"hush","T":{"secret":"REF"},"V":{"value":"hush"}},"headers":[{"name":"N","value":"hush"},"hush",["hush"]]},{"env":"hush"}]`
 	got := string(Redact(json.RawMessage(text), "(set)"))
 	if strings.Contains(got, "hush") || !strings.Contains(got, "REF") || !strings.Contains(got, `"N"`) || !strings.Contains(got, `"command":"x"`) {
 		t.Error(got)

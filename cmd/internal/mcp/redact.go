@@ -4,8 +4,8 @@ package mcp
 
 import "encoding/json"
 
-// Redact gives definitions with the values of env and headers replaced by word: they may
-// be secrets. What is no JSON comes back as null.
+// Redact gives definitions with the values of env and headers, arguments and addresses
+// replaced by word: they may hold secrets. What is no JSON comes back as null.
 func Redact(raw json.RawMessage, word string) json.RawMessage {
 	var v any
 	if json.Unmarshal(raw, &v) != nil {
@@ -22,9 +22,12 @@ func redact(v any, word string) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, e := range v {
-			if k == "env" || k == "headers" {
+			switch k {
+			case "env", "headers":
 				v[k] = redactVars(e, word)
-			} else {
+			case "args", "url":
+				v[k] = word
+			default:
 				v[k] = redact(e, word)
 			}
 		}
