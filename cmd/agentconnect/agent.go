@@ -194,6 +194,9 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) (err error) {
 			}
 			ag.Env[k] = v
 		case s.removeWords:
+			if _, ok := ag.Env[k]; !ok {
+				return usage("--env %s: the agent has no such variable (to set one write K=V)", e)
+			}
 			delete(ag.Env, k)
 		default:
 			return usage("--env %s: write K=V", k)
@@ -287,11 +290,15 @@ func (s *settings) grant(home, word string, ag *agent.Agent) error {
 	}
 	named := abs
 	abs = behindLinks(abs)
-	ag.Grants = slices.DeleteFunc(slices.Clone(ag.Grants), func(g sandbox.Grant) bool { return g.Path == abs || g.Path == named })
+	had := ag.Grants
+	ag.Grants = slices.DeleteFunc(slices.Clone(had), func(g sandbox.Grant) bool { return g.Path == abs || g.Path == named })
 	switch {
 	case access == sandbox.ReadOnly || access == sandbox.ReadWrite:
 		ag.Grants = append(ag.Grants, sandbox.Grant{Path: abs, Access: access})
 	case s.removeWords && access == "none":
+		if len(ag.Grants) == len(had) {
+			return fmt.Errorf("--grant %s: %s is not granted; `agentconnect agent show %s` names the grants", word, named, ag.ID)
+		}
 	default:
 		return fmt.Errorf("--grant %s: the access %q is unknown; write PATH:ro or PATH:rw", word, access)
 	}
@@ -304,9 +311,13 @@ func (s *settings) credential(word string, ag *agent.Agent) error {
 	if !ok && !s.removeWords {
 		return fmt.Errorf("--git-credential %s: write URL=SECRET, with a secret of the agent (`agentconnect secret set`)", word)
 	}
-	ag.GitCredentials = slices.DeleteFunc(slices.Clone(ag.GitCredentials), func(c agent.GitCredential) bool { return c.URL == address })
-	if ok {
+	had := ag.GitCredentials
+	ag.GitCredentials = slices.DeleteFunc(slices.Clone(had), func(c agent.GitCredential) bool { return c.URL == address })
+	switch {
+	case ok:
 		ag.GitCredentials = append(ag.GitCredentials, agent.GitCredential{URL: address, Secret: name})
+	case len(ag.GitCredentials) == len(had):
+		return fmt.Errorf("--git-credential %s: there are none for that address; `agentconnect agent show %s` names them (to add some write URL=SECRET)", word, ag.ID)
 	}
 	return nil
 }
@@ -322,9 +333,13 @@ func (s *settings) servers(ag *agent.Agent) error {
 		if away && !s.removeWords {
 			return fmt.Errorf("--mcp %s: there is nothing to take away yet", word)
 		}
+		had := len(refs)
 		refs = slices.DeleteFunc(refs, func(r mcp.Ref) bool { return r.Name == name })
-		if !away {
+		switch {
+		case !away:
 			refs = append(refs, mcp.Ref{Name: name})
+		case len(refs) == had:
+			return fmt.Errorf("--mcp %s: the agent has no such server; `agentconnect agent show %s` names them", word, ag.ID)
 		}
 	}
 	ag.MCPServers, err = mcp.EncodeRefs(refs)
@@ -445,6 +460,9 @@ func (a *app) agentEdit() *cobra.Command {
 	c := &cobra.Command{Use: "edit ID", Short: "change what is given, and that only", Args: a.idArgs(1, 1)}
 	set := a.settings(c, true)
 	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(changedFlags(c)) == 0 {
+			return &usageError{text: "say what to change", see: c.CommandPath()}
+		}
 		s, err := a.site()
 		if err != nil {
 			return err

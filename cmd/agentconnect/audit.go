@@ -83,10 +83,13 @@ func (s *site) recordPolicy(id, event, text string) {
 	log.Add(audit.Record{Kind: audit.KindPolicy, Event: event, Text: text})
 }
 
-// changedFlags are the flags that were given, values of the environment left out.
+// changedFlags are the command's own flags that were given, values of the environment left out.
 func changedFlags(c *cobra.Command) []string {
 	var out []string
 	c.Flags().Visit(func(f *pflag.Flag) {
+		if c.InheritedFlags().Lookup(f.Name) != nil {
+			return // of every command
+		}
 		value := strings.Trim(f.Value.String(), "[]")
 		if f.Name == "env" || f.Name == "arg" {
 			value = redacted
