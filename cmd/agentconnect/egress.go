@@ -21,6 +21,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/audit/follow"
 	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/cmd/internal/daemon"
 	"agentconnect.md/sandbox/cmd/internal/egress"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
 	"agentconnect.md/sandbox/cmd/internal/egress/suggest"
@@ -280,6 +281,9 @@ func (s *site) sayEgress(ctx context.Context, id string, w control.Egress) error
 			}
 			same := func(r string) bool { return rules.Same(r, w.Host) }
 			*from = slices.DeleteFunc(*from, same)
+			if d := rules.Denying(ag.Network.Deny, w.Host); w.Allow && d != "" {
+				return &daemon.Refusal{Code: 1, Text: fmt.Sprintf("%s stays denied: the rules of agent %s deny %s, and deny beats allow; take that rule away with `agentconnect agent edit %s --deny`, which names those that stay (\"\": none)", w.Host, id, d, id)}
+			}
 			if !slices.ContainsFunc(*to, same) {
 				*to = append(*to, w.Host)
 			}

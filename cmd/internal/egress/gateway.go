@@ -197,12 +197,12 @@ func (g *Gateway) Allow(host string, s wire.EgressScope) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, r := range parsed {
-		for _, d := range g.policy.Deny {
-			if rules.Covers(d, r) && (s != wire.EgressAlways || !rules.Same(d, host)) {
-				return fmt.Errorf("%s stays denied: the agent's rules deny %s, and deny beats allow; take that rule away with `agentconnect egress allow --always`, or in agent.json", host, d)
-			}
-		}
+	same := func(d string) bool { return rules.Same(d, host) }
+	switch d := rules.Denying(slices.DeleteFunc(slices.Clone(g.policy.Deny), same), host); {
+	case d != "":
+		return fmt.Errorf("%s stays denied: the agent's rules deny %s, and deny beats allow; take that rule away with `agentconnect agent edit ID --deny`, which names those that stay (\"\": none)", host, d)
+	case s != wire.EgressAlways && slices.ContainsFunc(g.policy.Deny, same):
+		return fmt.Errorf("%s stays denied: the agent's rules say so, and deny beats allow; take that rule away with `agentconnect egress allow ID %s --always`", host, host)
 	}
 	switch s {
 	case wire.EgressOnce:
@@ -243,7 +243,7 @@ func (g *Gateway) Deny(host string, s wire.EgressScope) error {
 		g.wake()
 		g.mu.Unlock()
 		if n == 0 {
-			return fmt.Errorf("%s: nothing waits for it; to deny it for good say so for this run or always", host)
+			return fmt.Errorf("%s: nothing waits for it; to deny what comes leave --once out, or say --always", host)
 		}
 		return nil
 	case wire.EgressRun, wire.EgressAlways:

@@ -82,7 +82,7 @@ func (s *Supervisor) word(w *wire.EgressWord) error {
 	g := s.ownGateway()
 	switch {
 	case g == nil:
-		return fmt.Errorf("agent %s has no rules for its network in mode %s", s.spec.Agent, s.network())
+		return fmt.Errorf("agent %s has no rules for its network in mode %s; give it some with `agentconnect agent edit %s --network allowlist` (or open) and `agentconnect agent restart %s`", s.spec.Agent, s.network(), s.spec.Agent, s.spec.Agent)
 	case w == nil:
 		return errors.New("nothing is said about the network")
 	case w.Policy != nil:

@@ -349,6 +349,22 @@ func Covers(text string, r Rule) bool {
 	return err == nil && slices.ContainsFunc(wide, func(w Rule) bool { return w.covers(r) })
 }
 
+// Denying gives the first of the rules that takes in something of what text names; empty: none.
+func Denying(deny []string, text string) string {
+	parsed, err := Parse(text)
+	if err != nil {
+		return ""
+	}
+	for _, r := range parsed {
+		for _, d := range deny {
+			if Covers(d, r) {
+				return d
+			}
+		}
+	}
+	return ""
+}
+
 func (r Rule) covers(o Rule) bool {
 	if r.port != 0 && r.port != o.port {
 		return false
