@@ -52,8 +52,9 @@ Exit codes: 0 done; 1 failed; 2 usage; 66 no such agent; 69 the sandbox is unava
 73 cannot write state; 75 try again (the daemon is not running); 78 bad configuration.
 "agent exec" and "agent shell" pass the command's own code on.
 
-With --json the answer is JSON on stdout; an error is an object {"error", "code"} on
-stderr, and stdout is then empty.`
+With --json the answer is JSON on stdout, an object a line where it comes piece by piece.
+An error is the last line of stderr, an object {"error", "code"}; a warning is a line
+{"warning"} there.`
 
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
@@ -88,14 +89,17 @@ func (a *app) command() *cobra.Command {
 func (a *app) group(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		text := fmt.Sprintf("unknown command %q for %s", args[0], c.CommandPath())
+		c.SuggestionsMinimumDistance = 2
 		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 			text += fmt.Sprintf(", did you mean %q?", near[0])
 		}
 		return &usageError{text: text, see: c.CommandPath()}
 	}
-	c.SetOut(a.err)
-	if err := c.Usage(); err != nil {
-		return err
+	if !a.json {
+		c.SetOut(a.err)
+		if err := c.Usage(); err != nil {
+			return err
+		}
 	}
 	return &usageError{text: c.CommandPath() + ": give a command", see: c.CommandPath()}
 }
@@ -241,7 +245,20 @@ func (s *site) tell(ctx context.Context) {
 }
 
 func (a *app) warn(format string, args ...any) {
-	fmt.Fprintf(a.err, "agentconnect: warning: %s\n", oneLine(fmt.Sprintf(format, args...)))
+	text := oneLine(fmt.Sprintf(format, args...))
+	if a.json && a.saidJSON(map[string]string{"warning": text}) {
+		return
+	}
+	fmt.Fprintf(a.err, "agentconnect: warning: %s\n", text)
+}
+
+// saidJSON writes v as a line on stderr.
+func (a *app) saidJSON(v any) bool {
+	raw, err := json.Marshal(v)
+	if err == nil {
+		fmt.Fprintf(a.err, "%s\n", raw)
+	}
+	return err == nil
 }
 
 // prober probes this host for root with the given programs.

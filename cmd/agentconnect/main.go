@@ -5,12 +5,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"agentconnect.md/sandbox/cmd/internal/daemon"
@@ -33,7 +33,13 @@ func run(a *app, args []string) int {
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	if err != nil && !a.began {
-		// Whatever cobra says before a command begins is about the words on the line.
+		// Whatever cobra says before a command begins is about the words on the line. It reads
+		// no further than the first that is wrong.
+		words := args
+		if i := slices.Index(words, "--"); i >= 0 {
+			words = words[:i]
+		}
+		a.json = a.json || slices.Contains(words, "--json")
 		err = &usageError{text: err.Error(), see: a.see}
 	}
 	return a.report(err)
@@ -112,15 +118,11 @@ func (a *app) report(err error) int {
 		return n
 	}
 	text := oneLine(err.Error())
-	if a.json {
-		raw, merr := json.Marshal(struct {
-			Error string `json:"error"`
-			Code  int    `json:"code"`
-		}{text, n})
-		if merr == nil {
-			fmt.Fprintf(a.err, "%s\n", raw)
-			return n
-		}
+	if a.json && a.saidJSON(struct {
+		Error string `json:"error"`
+		Code  int    `json:"code"`
+	}{text, n}) {
+		return n
 	}
 	_, _ = io.WriteString(a.err, "agentconnect: "+text+"\n")
 	return n
