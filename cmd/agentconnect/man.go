@@ -100,9 +100,8 @@ AgentConnect's directory, in place of ~/.agentconnect.
 Turns required mode on; nothing turns it off again.
 .TP
 .B AGENTCONNECT_*
-Every key of the configuration:
-.B agentconnect config
-names the variable.
+Every key of the configuration but runtimes, mcpServers and policy: its name in capitals, with an underscore for each dot.
+AGENTCONNECT_LIMITS_MAXAGENTS is limits.maxAgents. A list is written with colons, as PATH is.
 .TP
 .B NO_COLOR
 No colour, also on a terminal.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -89,6 +90,45 @@ func TestConfigurationPageNamesEveryKey(t *testing.T) {
 		if !strings.Contains(page, "\n.B "+key+"\n") && !strings.Contains(page, "\n.BR "+key+" ") && !strings.Contains(page, "\n.B "+key+" ") {
 			t.Errorf("agentconnect.json(5) lacks %s", key)
 		}
+	}
+}
+
+// And every key of agent.json, but what a control plane alone says.
+func TestConfigurationPageNamesEveryKeyOfAnAgent(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "packaging", "man", "agentconnect.json.5"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := strings.ReplaceAll(string(b), `\-`, "-")
+	_, page, _ = strings.Cut(page, "\n.SH AGENT.JSON\n")
+	var looked int
+	var each func(of reflect.Type, in string)
+	each = func(of reflect.Type, in string) {
+		for i := range of.NumField() {
+			f := of.Field(i)
+			key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if key == "-" || key == "checkout" || key == "controlPlane" {
+				continue
+			}
+			looked++
+			switch {
+			case in == "" && !strings.Contains(page, "\n.B "+key+"\n") && !strings.Contains(page, "\n.BR "+key+" ") && !strings.Contains(page, `" `+key+"\n") && !strings.Contains(page, `" `+key+` "`):
+				t.Errorf("agentconnect.json(5) lacks %s", key)
+			case in != "" && !strings.Contains(page, `"`+key+`"`):
+				t.Errorf("agentconnect.json(5) lacks %q of %s", key, in)
+			}
+			of := f.Type
+			if of.Kind() == reflect.Slice {
+				of = of.Elem()
+			}
+			if of.Kind() == reflect.Struct {
+				each(of, key)
+			}
+		}
+	}
+	each(reflect.TypeFor[agent.Agent](), "")
+	if looked < 30 {
+		t.Errorf("only %d keys were looked at", looked)
 	}
 }
 
