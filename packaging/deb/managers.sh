@@ -46,14 +46,16 @@ forget_units() {
 # What `agentconnect up` enabled for this user.
 disable_unit() { ctl disable agentconnect.service 2>/dev/null || true; }
 
-# daemons: the pids of daemons of this very installation, those outside of managers included;
-# a container's own program is another file.
+# daemons: the pids of daemons of this very installation, those outside of managers included, and
+# those whose file an upgrade has replaced; a container's own program lies in another root.
 daemons() {
-	for process in /proc/[0-9]*; do
-		if [ "$process/exe" -ef /usr/bin/agentconnect ] && tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q ' run '; then
-			echo "${process#/proc/}"
-		fi
-	done
+	{ find /proc/[0-9]*/exe -maxdepth 0 \( -lname /usr/bin/agentconnect -o -lname '/usr/bin/agentconnect (deleted)' \) 2>/dev/null || true; } |
+		while read -r exe; do
+			process=${exe%/exe}
+			if [ "$process/root" -ef / ] && tr '\0' '\n' <"$process/cmdline" 2>/dev/null | grep -qx run; then
+				echo "${process#/proc/}"
+			fi
+		done
 }
 
 # stop_daemons ends those that no manager keeps; their agents end with them.
