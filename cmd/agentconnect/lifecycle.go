@@ -257,26 +257,8 @@ func describe(b *daemon.Builder, ag *agent.Agent) control.AgentStatus {
 		Workspace: b.Store.WorkspacePath(ag), Network: string(b.Network(ag)), GitSeals: b.GitSeals(ag), Git: daemon.Git(b.Store, ag)}
 }
 
-// plainRoot is ROOT by the flag, the environment or the default, unchecked: for status
-// when the configuration cannot be read.
-func (a *app) plainRoot() (string, error) {
-	root := a.root
-	if root == "" {
-		root = a.getenv(config.RootEnv)
-	}
-	if root == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return "", err
-		}
-		root = filepath.Join(home, ".agentconnect")
-	}
-	root, err := filepath.Abs(root)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(root) //nolint:forbidigo // to be shown and compared with a recorded name; nothing is opened by it
-}
+// plainRoot is ROOT for who cannot read the configuration.
+func (a *app) plainRoot() (string, error) { return config.Root(config.Options{Root: a.root}) }
 
 func (a *app) printStatus(st *control.Status) error {
 	t := newTable(a.out)

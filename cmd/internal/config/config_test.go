@@ -531,6 +531,27 @@ func TestRoot(t *testing.T) {
 	}
 }
 
+// Who shows what a daemon left finds it whatever is wrong with the configuration, and HOME.
+func TestRootOfABrokenConfiguration(t *testing.T) {
+	h := newHost(t)
+	h.user("{")
+	t.Setenv("HOME", "")
+	if root, err := Root(h.options()); err != nil || root != h.root {
+		t.Errorf("%q, %v", root, err)
+	}
+	if err := os.Chmod(h.root, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if root, err := Root(h.options()); err != nil || root != h.root {
+		t.Errorf("others may write to it: %q, %v", root, err)
+	}
+	o := h.options()
+	o.Root = "/proc/nowhere/root"
+	if root, err := Root(o); err == nil {
+		t.Errorf("it cannot be made: %q", root)
+	}
+}
+
 func TestRootOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can give a directory away: run this test as root")

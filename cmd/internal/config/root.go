@@ -22,6 +22,15 @@ import (
 // RootEnv is the environment variable that names ROOT.
 const RootEnv = "AGENTCONNECT_ROOT"
 
+// Root gives ROOT as Load finds it, whatever is wrong with what lies there.
+func Root(o Options) (string, error) {
+	loc, err := locate(o)
+	if loc.root != "" {
+		return loc.root, nil
+	}
+	return "", err
+}
+
 // location is ROOT and the home, with where they came from.
 type location struct {
 	root, rootSource string
