@@ -63,7 +63,14 @@ read from stdin otherwise, so that it stands on no command line.`,
 				}
 			}
 			next := "start the daemon with `agentconnect up`"
-			if s.client().Reload(c.Context()) == nil {
+			now, err := a.config()
+			if err != nil {
+				return err
+			}
+			switch {
+			case !now.ControlPlane.Enabled:
+				next = "nothing connects, since controlPlane.enabled is false (`agentconnect config` says where)"
+			case s.client().Reload(c.Context()) == nil:
 				next = "the daemon connects; see `agentconnect status`"
 			}
 			return a.say(map[string]any{"url": address}, "kept in %s/config.json; %s", s.cfg.Root, next)
