@@ -285,12 +285,13 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("AGENTCONNECT_API_URL", "wss://cp.example/ws")
 	t.Setenv("AGENTCONNECT_API_KEY", "s3cret")
 	t.Setenv("AGENTCONNECT_LOGING_LEVEL", "debug")
+	t.Setenv("AGENTCONNECT_LIBEXEC", "/opt/agentconnect") // no key, and of effect
 	c := h.load()
 	if !slices.Equal(c.Projects, []string{h.home + "/src", "/srv"}) || c.KillGrace != 3*time.Second || c.MaxAgents != 9 ||
 		c.ControlPlane != (ControlPlane{Enabled: true, URL: "wss://cp.example/ws", Key: "s3cret"}) {
 		t.Errorf("%+v", c)
 	}
-	if w := strings.Join(c.Warnings, "\n"); !strings.Contains(w, "AGENTCONNECT_LOGGING_LEVEL?") {
+	if w := strings.Join(c.Warnings, "\n"); !strings.Contains(w, "AGENTCONNECT_LOGGING_LEVEL?") || strings.Contains(w, "LIBEXEC") {
 		t.Errorf("warnings: %s", w)
 	}
 	for name, v := range map[string]string{

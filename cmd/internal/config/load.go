@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/viper"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/runtimes"
 	"agentconnect.md/sandbox/cmd/internal/strictjson"
 	"agentconnect.md/sandbox/sandbox"
@@ -242,7 +243,7 @@ func source(s setting, flags []Flag, files []*layer) string {
 // checkEnvironment finds misspelt variables. Under security they are errors, as the
 // keys of a file are.
 func (c *Config) checkEnvironment() error {
-	known := []string{RootEnv}
+	known := []string{RootEnv, programs.LibexecEnv}
 	for _, s := range settings {
 		known = append(known, s.variables()...)
 	}
