@@ -398,6 +398,9 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 	if err := ag.Validate(); err != nil {
 		return err
 	}
+	if ws := ag.Workspace; filepath.IsAbs(ws) && !lies(ws) {
+		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("workspace %s: no such folder; make it first: mkdir -p '%s'", ws, ws)}
+	}
 	if err := s.builder().Check(ag); err != nil {
 		return err
 	}

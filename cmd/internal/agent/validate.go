@@ -328,7 +328,7 @@ func carried(p *invalid, where, s string) {
 	case strings.ContainsRune(s, 0):
 		p.add("%s: has a NUL byte", where)
 	case !utf8.ValidString(s):
-		p.add("%s %q: is not UTF-8, which agent.json cannot hold; rename it or give it through a link with a UTF-8 name", where, s)
+		p.add("%s %q: is not UTF-8, which agent.json cannot hold; rename it", where, s)
 	}
 }
 
