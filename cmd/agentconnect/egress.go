@@ -95,7 +95,7 @@ func (a *app) egress(ctx context.Context, s *site, id, path string, lines int, f
 		return nil
 	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("%w; no daemon has run here yet: start it with `agentconnect run`", err)
+		return fmt.Errorf("%w; no daemon has run here yet: %s", err, control.HowToStart)
 	}
 	return follow.Lines(ctx, path, a.egressLine)
 }

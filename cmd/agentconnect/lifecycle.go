@@ -305,7 +305,7 @@ func (a *app) stateLine(st *control.Status) string {
 	case control.StateRefused:
 		return "refused to start: " + st.Reason
 	}
-	return "not running: " + st.Reason + "; start it with `agentconnect run`"
+	return "not running: " + st.Reason + "; " + control.HowToStart
 }
 
 func probeLine(p *control.Probe) string {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
 )
 
@@ -61,7 +62,7 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 		}
 		defer func() { _ = w.Close() }()
 		if err := w.Add(filepath.Dir(path)); err != nil {
-			return fmt.Errorf("%s: %w; no daemon has run here yet: start it with `agentconnect run`", filepath.Dir(path), err)
+			return fmt.Errorf("%s: %w; no daemon has run here yet: %s", filepath.Dir(path), err, control.HowToStart)
 		}
 		events = w.Events
 	}

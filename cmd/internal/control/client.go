@@ -19,7 +19,10 @@ import (
 )
 
 // ErrNotRunning: nobody listens on the control socket.
-var ErrNotRunning = errors.New("the daemon is not running; start it with `agentconnect run`")
+var ErrNotRunning = errors.New("the daemon is not running; " + HowToStart)
+
+// HowToStart is the remedy: as a unit, whose agents are units, too, or by hand.
+const HowToStart = "start it with `agentconnect up`, or `agentconnect run` where there is no user manager"
 
 // maxAnswer bounds an answer of the daemon, bytes.
 const maxAnswer = 16 << 20
