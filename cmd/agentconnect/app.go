@@ -82,6 +82,7 @@ func (a *app) command() *cobra.Command {
 		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(), a.secretCommand(), a.auditCommand(),
 		a.egressCommand(), a.forward(), a.runtimesCommand(), a.loginCommand(), a.configCommand(), a.versionCommand(), a.manCommand(),
 	)
+	a.complete(root)
 	return root
 }
 
