@@ -82,6 +82,7 @@ func (a *app) command() *cobra.Command {
 		a.probeCommand(), a.agentCommand(), a.acpCommand(), a.promptCommand(), a.explainCommand(), a.secretCommand(), a.auditCommand(),
 		a.egressCommand(), a.forward(), a.runtimesCommand(), a.loginCommand(), a.configCommand(), a.versionCommand(), a.manCommand(),
 	)
+	root.SetHelpCommand(a.helpCommand())
 	a.complete(root)
 	return root
 }
@@ -103,6 +104,24 @@ func (a *app) group(c *cobra.Command, args []string) error {
 		}
 	}
 	return &usageError{text: c.CommandPath() + ": give a command", see: c.CommandPath()}
+}
+
+// helpCommand is cobra's, but that it knows a wrong word.
+func (a *app) helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]…", Short: "help about a command",
+		RunE: func(c *cobra.Command, args []string) error {
+			of, rest, err := c.Root().Find(args)
+			if err != nil || len(rest) > 0 && of.RunE == nil {
+				of, rest = c.Root(), args
+			}
+			if len(rest) > 0 {
+				return a.group(of, rest)
+			}
+			of.InitDefaultHelpFlag()
+			return of.Help()
+		},
+	}
 }
 
 // args checks the number of arguments, at least least and at most most (most < 0: any).
