@@ -385,7 +385,7 @@ func (a *app) agentAdd() *cobra.Command {
 		if err := s.add(c.Context(), ag); err != nil {
 			return err
 		}
-		return s.sayAgent(ag, "added")
+		return s.sayAgent(ag, "added", describe(s.builder(), ag))
 	}
 	return c
 }
@@ -445,8 +445,8 @@ func (s *site) adviseRuntime(ag *agent.Agent) {
 	}
 }
 
-func (s *site) sayAgent(ag *agent.Agent, did string) error {
-	st := describe(s.builder(), ag)
+// sayAgent says what became of an agent; st is its status by now.
+func (s *site) sayAgent(ag *agent.Agent, did string, st control.AgentStatus) error {
 	if err := s.a.say(st, "agent %s %s: runtime %s, sandbox %s, network %s, workspace %s", ag.ID, did, st.Runtime, onOff(st.Sandboxed), st.Network, st.Workspace); err != nil {
 		return err
 	}
@@ -492,7 +492,12 @@ func (a *app) agentEdit() *cobra.Command {
 		s.recordPolicy(ag.ID, "edit", "agent edit "+strings.Join(changedFlags(c), " "))
 		s.adviseRuntime(ag)
 		s.tell(c.Context())
-		if err := s.sayAgent(ag, "changed"); err != nil {
+		now := describe(s.builder(), ag)
+		st, err := s.client().Agent(c.Context(), ag.ID)
+		if err == nil {
+			now = *st
+		}
+		if err := s.sayAgent(ag, "changed", now); err != nil {
 			return err
 		}
 		st, err := s.client().Agent(c.Context(), ag.ID)

@@ -153,7 +153,20 @@ func (a *app) downCommand() *cobra.Command {
 func (a *app) restartCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "restart", Short: "restart the daemon", Args: a.args(0, 0),
-		RunE: func(c *cobra.Command, _ []string) error { return a.restartUnit(c.Context()) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			err := a.restartUnit(c.Context())
+			if !errors.Is(err, errNoManager) {
+				return err
+			}
+			s, serr := a.site()
+			if serr != nil {
+				return err
+			}
+			if st, serr := s.client().Status(c.Context()); serr == nil {
+				return fmt.Errorf("the daemon (pid %d) is no unit of a user manager; end it with `agentconnect down` and start it again as it was started (`agentconnect run`)", st.PID)
+			}
+			return err
+		},
 	}
 }
 
