@@ -64,7 +64,9 @@ func (a *app) egressCommand() *cobra.Command {
 
 func (a *app) egress(ctx context.Context, s *site, id, path string, lines int, followed bool) error {
 	var last [][]byte
+	none := true
 	if err := audit.Read(path, func(line []byte) error {
+		none = false
 		last = append(last, slices.Clone(line))
 		if len(last) > 2*lines+100 { // only the end is of interest
 			last = slices.Delete(last, 0, len(last)-lines)
@@ -84,11 +86,13 @@ func (a *app) egress(ctx context.Context, s *site, id, path string, lines int, f
 		if st, err := s.client().Agent(ctx, id); err == nil {
 			asks = asksLines(st)
 		}
-		if len(last) == 0 && len(asks) == 0 && !followed {
+		if none && len(asks) == 0 && !followed {
 			asks = []string{"agent " + id + ": nothing is on record: it has reached nothing and was refused nothing"}
 		}
 		for _, l := range asks {
-			fmt.Fprintln(a.out, oneLine(l))
+			if _, err := fmt.Fprintln(a.out, oneLine(l)); err != nil {
+				return err
+			}
 		}
 	}
 	if !followed {
@@ -207,8 +211,8 @@ func (a *app) suggestRules(path, id string) error {
 		_, err := fmt.Fprintf(a.out, "agent %s has reached nothing that is on record\n", id)
 		return err
 	}
-	for _, r := range list {
-		fmt.Fprintln(a.out, r)
+	if _, err := fmt.Fprintln(a.out, strings.Join(list, "\n")); err != nil {
+		return err
 	}
 	words := make([]string, len(list))
 	for i, r := range list {
