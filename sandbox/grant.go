@@ -160,7 +160,7 @@ func CheckGrant(p Policy, path string, access Access, h Host) error {
 	}
 	refuse := func(reason string) error { return &RefusedError{Path: path, Real: real, Reason: reason} }
 	if kind != KindDir && kind != KindFile {
-		return refuse("it is neither a directory nor a regular file")
+		return refuse("it is neither a directory nor a regular file; grant the folder that it lies in")
 	}
 	root, home := realOr(h, p.Root), realOr(h, p.Home)
 	for _, at := range dedup(clean, real) {
@@ -219,7 +219,7 @@ func CheckGrant(p Policy, path string, access Access, h Host) error {
 		}
 		for _, d := range noGrantInside {
 			if inside(at, d) || inside(d, at) {
-				return refuse("it belongs to the system (" + d + ")")
+				return refuse("it belongs to the system (" + d + "); choose a folder of your own")
 			}
 		}
 		for _, d := range noGrantItself {
@@ -249,7 +249,7 @@ func CheckWorkspace(p Policy, h Host) (string, error) {
 		return "", fmt.Errorf("workspace %s: %w; make the folder, or set another with `agentconnect agent edit %s --workspace DIR`", ws, err, p.Agent)
 	}
 	if kind != KindDir {
-		return "", &RefusedError{Path: ws, Real: real, Reason: "the workspace is not a directory"}
+		return "", &RefusedError{Path: ws, Real: real, Reason: "the workspace is not a directory; give a folder"}
 	}
 	dir := realOr(h, p.AgentDir)
 	if inside(real, dir) {

@@ -416,6 +416,9 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 	if err := s.fill(ctx, ag); err != nil {
 		return errors.Join(fmt.Errorf("agent %s is not added: %w", ag.ID, err), s.store.Remove(ag.ID, false))
 	}
+	if own := s.store.WorkspacePath(ag); !filepath.IsAbs(ag.Workspace) && ag.Workspace != "" && lies(ag.Workspace) {
+		s.a.warn("its workspace is %s, and not the %s that lies here: for that give its absolute path", own, ag.Workspace)
+	}
 	s.recordPolicy(ag.ID, "add", "agent add: sandbox "+onOff(ag.Sandboxed()))
 	s.adviseRuntime(ag)
 	s.tell(ctx)
@@ -500,7 +503,6 @@ func (a *app) agentEdit() *cobra.Command {
 		if err := s.sayAgent(ag, "changed", now); err != nil {
 			return err
 		}
-		st, err := s.client().Agent(c.Context(), ag.ID)
 		switch {
 		case err != nil || st.State != control.StateRunning: // its next start has the change
 		case st.Changed || st.Usage == nil:
