@@ -732,6 +732,10 @@ func (a *app) agentRemove() *cobra.Command {
 				}
 				// What an earlier rm without --purge left.
 			}
+			var worktree string
+			if e, err := s.cfg.Agent(s.store, id); err == nil {
+				worktree = e.Agent.Git.Worktree
+			}
 			switch _, err := s.client().Stop(c.Context(), id); {
 			case errors.Is(err, control.ErrNotRunning):
 				if err := daemon.Unwant(s.cfg.Root, id); err != nil {
@@ -751,7 +755,11 @@ func (a *app) agentRemove() *cobra.Command {
 			s.tell(c.Context())
 			dir := s.store.Dirs(id).Agent
 			if purge {
-				return a.say(map[string]any{"removed": id, "purged": true}, "agent %s and its directory are removed", id)
+				text := fmt.Sprintf("agent %s and its directory are removed", id)
+				if worktree != "" {
+					text += fmt.Sprintf("; its branch stays, and git knows its worktree until `git -C '%s' worktree prune`", worktree)
+				}
+				return a.say(map[string]any{"removed": id, "purged": true}, "%s", text)
 			}
 			return a.say(map[string]any{"removed": id, "purged": false, "directory": dir}, "agent %s is removed; its directory stays: %s", id, dir)
 		},

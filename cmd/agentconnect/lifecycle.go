@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -214,7 +215,7 @@ func (a *app) status(ctx context.Context) (*control.Status, error) {
 	}
 	st, rerr := daemon.Record(root)
 	if rerr != nil {
-		return nil, rerr
+		return nil, cmp.Or(cfgErr, rerr)
 	}
 	st.Version, st.Supervisor, st.SupervisorNote = version.Version, "", ""
 	if !errors.Is(err, control.ErrNotRunning) {

@@ -519,6 +519,12 @@ func TestRoot(t *testing.T) {
 	if _, err := Load(o); err == nil || !strings.Contains(err.Error(), "chmod 700 "+third) {
 		t.Errorf("writable for the group: %v", err)
 	}
+	if err := os.Chmod(third, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(o); err == nil || !strings.Contains(err.Error(), "may not read "+third+" (mode 0600): chmod 700 ") {
+		t.Errorf("without the right to enter: %v", err)
+	}
 	if err := os.Chmod(third, 0o755); err != nil {
 		t.Fatal(err)
 	}

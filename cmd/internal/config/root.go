@@ -112,6 +112,8 @@ func checkRoot(root string) (warning string, err error) {
 		return "", bad("", "", "%s belongs to uid %d, not to you (uid %d): another user could change your agents; chown it, or choose another with --root", root, uid, os.Geteuid())
 	}
 	switch m := fi.Mode().Perm(); {
+	case m&0o500 != 0o500:
+		return "", bad("", "", "you may not read %s (mode %04o): chmod 700 %s", root, m, root)
 	case m&0o022 != 0:
 		return "", bad("", "", "others may write to %s (mode %04o): they could change your agents; look at what is in it, then: chmod 700 %s", root, m, root)
 	case m&0o077 != 0:
