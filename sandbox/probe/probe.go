@@ -7,6 +7,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -231,9 +232,27 @@ func (p *run) tools(ctx context.Context) bool {
 	return good
 }
 
+// NotLaidError says that there are no canaries to look for: a full disk, say. Nothing is known of
+// the boundary then.
+type NotLaidError struct{ Err error }
+
+func (e *NotLaidError) Error() string { return "the canaries cannot be laid: " + e.Err.Error() }
+
+func (e *NotLaidError) Unwrap() error { return e.Err }
+
+// notLaid is what is to be done about it.
+const notLaid = "free space there, or make it writable, and probe again: `agentconnect probe`"
+
 // live starts the whole recipe; where it does not start, parts of it tell why.
 func (p *run) live(ctx context.Context) bool {
 	findings, err := p.runner.Inside(ctx, false)
+	var none *NotLaidError
+	if errors.As(err, &none) {
+		c := newCheck(CodeBoundaryLeak, Failed, "nothing was looked at: "+err.Error())
+		c.Remedy = notLaid
+		p.checks = append(p.checks, c)
+		return false
+	}
 	if err != nil {
 		return p.why(ctx, err)
 	}

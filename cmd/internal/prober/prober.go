@@ -157,7 +157,7 @@ func (p *Prober) Inside(ctx context.Context, nesting bool) ([]probe.Finding, err
 	stage, err := p.plant()
 	defer stage.remove()
 	if err != nil {
-		return nil, fmt.Errorf("the canaries: %w", err)
+		return nil, &probe.NotLaidError{Err: err}
 	}
 	req := selftest.CheckRequest{
 		Unreachable: stage.canaries, ConnectRefused: stage.sockets,
@@ -299,13 +299,13 @@ func (p *Prober) plant() (*stage, error) {
 		{filepath.Join(os.TempDir(), ".agentconnect-canary-"+id), false},
 		{p.Home + "/.agentconnect-canary-" + id, true},
 	} {
+		s.undo = append(s.undo, func() { os.Remove(c.path) }) // on a full disk an empty one is left
 		if err := os.WriteFile(c.path, []byte("canary\n"), 0o600); err != nil {
 			if c.maybe {
 				continue
 			}
 			return s, err
 		}
-		s.undo = append(s.undo, func() { os.Remove(c.path) })
 		if b, err := os.ReadFile(c.path); err != nil || len(b) == 0 {
 			return s, fmt.Errorf("%s cannot be read from outside either", c.path)
 		}

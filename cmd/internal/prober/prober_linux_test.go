@@ -257,6 +257,23 @@ func TestHostsThatAreNotHere(t *testing.T) {
 	want(t, probe.Run(t.Context(), wsl2, brokenRunner{}, time.Now()), probe.CodeBoundaryLeak)
 }
 
+// Where no canary can be laid nothing is known: that is no leak to be reported.
+func TestWithoutRoomForCanariesTheRemedyIsRoom(t *testing.T) {
+	p := newProber(t)
+	if err := os.MkdirAll(p.Root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(p.Root, "state"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := probe.Run(t.Context(), fakeHost{Prober: p, name: "Linux", release: "6.1.0"}, p, time.Now())
+	want(t, r, probe.CodeBoundaryLeak)
+	last := r.Checks[len(r.Checks)-1]
+	if !strings.Contains(last.Detail, "canaries cannot be laid") || !strings.Contains(last.Remedy, "free space") || strings.Contains(last.Remedy, "report") {
+		t.Errorf("%+v", last)
+	}
+}
+
 func TestProbeAsRootSaysWhichPartWorks(t *testing.T) {
 	p := newProber(t)
 	// The inner sandbox is refused; the probing user is root.
