@@ -736,12 +736,13 @@ func (a *app) agentRemove() *cobra.Command {
 			if e, err := s.cfg.Agent(s.store, id); err == nil {
 				worktree = e.Agent.Git.Worktree
 			}
-			switch _, err := s.client().Stop(c.Context(), id); {
+			_, stopErr := s.client().Stop(c.Context(), id)
+			switch err := stopErr; {
 			case errors.Is(err, control.ErrNotRunning):
 				if err := daemon.Unwant(s.cfg.Root, id); err != nil {
 					return err
 				}
-			case err != nil && code(err) != 66:
+			case err != nil && code(err) != 66 && code(err) != 73: // 73: stopped, and not written down; this may make room
 				return fmt.Errorf("agent %s is not removed, since it could not be stopped: %w", id, err)
 			}
 			if err := s.store.Remove(id, purge); err != nil {
@@ -753,6 +754,11 @@ func (a *app) agentRemove() *cobra.Command {
 				}
 			}
 			s.tell(c.Context())
+			if code(stopErr) == 73 {
+				if _, err := s.client().Stop(c.Context(), id); err != nil && code(err) != 66 {
+					a.warn("an agent that you add as %s will start with the daemon: %v", id, err)
+				}
+			}
 			dir := s.store.Dirs(id).Agent
 			if purge {
 				text := fmt.Sprintf("agent %s and its directory are removed", id)

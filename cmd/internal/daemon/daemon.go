@@ -893,6 +893,11 @@ func (d *Daemon) room(id string) error {
 // stop wishes an agent stopped and remembers that.
 func (d *Daemon) stop(id string) (Pending, error) {
 	if _, err := d.load(id); errors.Is(err, agent.ErrNotFound) || errors.As(err, new(*Refusal)) {
+		if errors.Is(err, agent.ErrNotFound) {
+			d.mu.Lock()
+			err = cmp.Or(d.wanted.set(id, false), err) // an agent that comes by this id later is another
+			d.mu.Unlock()
+		}
 		return nil, err
 	}
 	r := d.record(id)
@@ -904,7 +909,7 @@ func (d *Daemon) stop(id string) (Pending, error) {
 	d.mu.Unlock()
 	p := d.sup.Stop(id)
 	if err != nil {
-		return nil, fmt.Errorf("agent %s is stopped, but starts again with the daemon: %w", id, err)
+		return p, fmt.Errorf("agent %s is stopped, but starts again with the daemon: %w", id, err)
 	}
 	return p, nil
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -131,6 +132,9 @@ func handler(d operations) http.Handler {
 	})
 	do("POST /v1/agents/{id}/stop", func(r *http.Request) (any, error) {
 		p, err := d.stop(r.PathValue("id"))
+		if p != nil && err != nil { // it stops, and that is not written down
+			err = cmp.Or(p.Wait(r.Context()), err)
+		}
 		return wish(p, err, r)
 	})
 	do("POST /v1/agents/{id}/attach", func(r *http.Request) (any, error) {
