@@ -126,7 +126,8 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) (err error) {
 		mode = sandbox.NetworkMode(s.network)
 	}
 	// Not by the default: who writes --allow alone may mean that and nothing else.
-	if (given("allow") || given("deny") || given("ask")) && !mode.Gated() {
+	// To take all rules away goes with any mode.
+	if (len(named(slices.Concat(s.allow, s.deny))) > 0 || s.ask != "" && s.ask != "0") && !mode.Gated() {
 		return usage("--allow, --deny and --ask go with --network allowlist (that and nothing else) or open (that and everything public)")
 	}
 	if given("runtime") {

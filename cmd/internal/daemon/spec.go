@@ -69,7 +69,7 @@ func (b *Builder) Judge(a *agent.Agent) error {
 		return nil
 	}
 	if n := a.Network; !mode.Gated() && (len(n.Allow) > 0 || len(n.Deny) > 0 || n.Ask != "") {
-		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow, network.deny and network.ask work in modes allowlist and open, and the mode that holds is %s; run `agentconnect agent edit %s --network allowlist`, or take them out of agent.json", a.ID, mode, a.ID)}
+		return &Refusal{Code: 78, Text: fmt.Sprintf("agent %s: network.allow, network.deny and network.ask work in modes allowlist and open, and the mode that holds is %s; run `agentconnect agent edit %s --network allowlist`, or take them away with `--allow '' --deny '' --ask 0`", a.ID, mode, a.ID)}
 	}
 	if mode.Gated() {
 		if _, err := rules.Compile(b.egressPolicy(a)); err != nil {
