@@ -719,7 +719,7 @@ func (a *app) agentWish(verb, short string) *cobra.Command {
 func (a *app) agentRemove() *cobra.Command {
 	var purge bool
 	c := &cobra.Command{
-		Use: "rm ID", Short: "stop an agent and remove it; its directory stays, unless --purge", Args: a.idArgs(1, 1),
+		Use: "rm ID", Short: "stop an agent and remove it; its directory and secrets stay, unless --purge", Args: a.idArgs(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			s, err := a.site()
 			if err != nil {
@@ -768,9 +768,14 @@ func (a *app) agentRemove() *cobra.Command {
 				}
 				return a.say(map[string]any{"removed": id, "purged": true}, "%s", text)
 			}
-			return a.say(map[string]any{"removed": id, "purged": false, "directory": dir}, "agent %s is removed; its directory stays: %s", id, dir)
+			text, kept := fmt.Sprintf("agent %s is removed; its directory stays: %s", id, dir), 0
+			if list, err := s.secrets().List(id); err == nil && len(list) > 0 {
+				kept = len(list)
+				text += fmt.Sprintf("; so do its secrets (%d), for an agent that you add by this id: `agentconnect agent rm %s --purge` takes all away", kept, id)
+			}
+			return a.say(map[string]any{"removed": id, "purged": false, "directory": dir, "secrets": kept}, "%s", text)
 		},
 	}
-	c.Flags().BoolVar(&purge, "purge", false, "remove the agent's directory too, with its workspace, home and memory")
+	c.Flags().BoolVar(&purge, "purge", false, "remove the agent's directory too, with its workspace, home and memory, and its secrets")
 	return c
 }
