@@ -484,6 +484,21 @@ const MemoryEnv = "AGENTCONNECT_MEMORY_DIR"
 // ours are the variables that the boundary decides; a configuration cannot set them.
 var ours = []string{"HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR"}
 
+// checkOurs refuses another value for what the boundary decides, before a start does.
+func (b *Builder) checkOurs(a *agent.Agent) error {
+	extra, err := a.ExtraEnv()
+	if err != nil {
+		return err
+	}
+	same := map[string]string{"HOME": b.Config.Home, "USER": userName(), "LOGNAME": userName()}
+	for _, k := range ours {
+		if v, set := extra[k]; set && same[k] != "" && v != same[k] {
+			return refusedConfig(a, fmt.Errorf("env %s is set by the boundary itself; leave it out", k))
+		}
+	}
+	return nil
+}
+
 // env is the whole environment of a runtime, built from nothing: what the boundary
 // decides, and what the operator gave.
 func (b *Builder) env(a *agent.Agent, s start, p sandbox.Policy, secrets []secret.Secret) (fixed, given []string, err error) {
@@ -682,6 +697,9 @@ func (b *Builder) Check(a *agent.Agent) error {
 		return err
 	}
 	if _, err := b.serverDefs(a); err != nil {
+		return err
+	}
+	if err := b.checkOurs(a); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(a.Workspace) {
