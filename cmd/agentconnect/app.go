@@ -181,6 +181,32 @@ func (s *site) client() *control.Client {
 	return control.NewClient(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))
 }
 
+// daemonClient is for what is said to a running daemon even where the configuration is broken by
+// now: to end it, say. It gives ROOT as well.
+func (a *app) daemonClient() (*control.Client, string, error) {
+	root, err := a.plainRoot()
+	if err != nil {
+		return nil, "", err
+	}
+	return control.NewClient(daemon.ControlSocket(a.getenv("XDG_RUNTIME_DIR"), root)), root, nil
+}
+
+// elsewhere says where a daemon is that runs and is not found.
+func (a *app) elsewhere(err error) error {
+	if !errors.Is(err, control.ErrNotRunning) {
+		return err
+	}
+	root, rerr := a.plainRoot()
+	if rerr != nil {
+		return err
+	}
+	pid := daemon.Holder(root)
+	if pid == 0 {
+		return err
+	}
+	return &daemon.Refusal{Code: 75, Text: fmt.Sprintf("the daemon (pid %d) does not answer here: it starts or ends just now, or listens in the runtime directory of another session: set XDG_RUNTIME_DIR as it has it", pid), Err: err}
+}
+
 // agent loads one agent, the machine's included, and those that a control plane placed here,
 // which only a running daemon knows.
 func (s *site) agent(id string) (*config.AgentEntry, error) {

@@ -42,7 +42,7 @@ func run(a *app, args []string) int {
 		a.json = a.json || slices.Contains(words, "--json")
 		err = &usageError{text: err.Error(), see: a.see}
 	}
-	return a.report(err)
+	return a.report(a.elsewhere(err))
 }
 
 // signals returns a context that ends with the first SIGINT or SIGTERM, naming it as

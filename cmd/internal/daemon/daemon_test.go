@@ -784,6 +784,40 @@ func TestWaitingForTheEndOfADaemon(t *testing.T) {
 	}
 }
 
+// Started from cron or after su, a client has no runtime directory: it finds the daemon of the
+// user's session all the same, and takes no other's for it.
+func TestClientWithoutARuntimeDirectoryFindsTheDaemon(t *testing.T) {
+	was := sessionDirs
+	t.Cleanup(func() { sessionDirs = was })
+	sessionDirs = t.TempDir()
+	xdg, a, b := filepath.Join(sessionDirs, strconv.Itoa(os.Getuid())), t.TempDir(), t.TempDir()
+	if err := os.Mkdir(xdg, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := claimRunDir(xdg, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if got, want := ControlSocket("", a), filepath.Join(xdg, "agentconnect", controlName); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := ControlSocket("", b), filepath.Join(b, "run", controlName); got != want {
+		t.Errorf("another ROOT: %s, want %s", got, want)
+	}
+	// A later daemon without a session listens below ROOT; the claim of the first is still there.
+	own := filepath.Join(a, "run", controlName)
+	if err := os.Mkdir(filepath.Dir(own), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(own, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := ControlSocket("", a); got != own {
+		t.Errorf("below ROOT: %s, want %s", got, own)
+	}
+}
+
 func TestRunDirOfTwoRoots(t *testing.T) {
 	xdg, a, b := shortDir(t), shortDir(t), shortDir(t)
 	first, err := claimRunDir(xdg, a)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -82,22 +83,40 @@ func (r *runDir) sweep() {
 	}
 }
 
+// sessionDirs is where systemd makes the runtime directories of users.
+var sessionDirs = "/run/user"
+
 // ControlSocket says where the daemon of root listens, for a client with xdg as its
-// $XDG_RUNTIME_DIR.
+// $XDG_RUNTIME_DIR. A client without one (cron, su) finds a daemon of the user's session, too.
 func ControlSocket(xdg, root string) string {
-	if ownDir(xdg, 0o022) == nil {
-		path := filepath.Join(xdg, "agentconnect")
-		if ownDir(path, 0o077) == nil {
-			if f, err := os.Open(filepath.Join(path, "root")); err == nil {
-				defer f.Close()
-				whose, err := io.ReadAll(io.LimitReader(f, 1<<16))
-				if err == nil && string(whose) == root {
-					return filepath.Join(path, controlName)
-				}
-			}
-		}
+	if path := claimedBy(xdg, root); path != "" {
+		return filepath.Join(path, controlName)
 	}
-	return filepath.Join(root, "run", controlName)
+	own := filepath.Join(root, "run", controlName)
+	if _, err := os.Lstat(own); err == nil {
+		return own
+	}
+	if path := claimedBy(filepath.Join(sessionDirs, strconv.Itoa(os.Getuid())), root); path != "" {
+		return filepath.Join(path, controlName)
+	}
+	return own
+}
+
+// claimedBy gives the directory of sockets below a runtime directory, if it is root's.
+func claimedBy(xdg, root string) string {
+	path := filepath.Join(xdg, "agentconnect")
+	if ownDir(xdg, 0o022) != nil || ownDir(path, 0o077) != nil {
+		return ""
+	}
+	f, err := os.Open(filepath.Join(path, "root"))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if whose, err := io.ReadAll(io.LimitReader(f, 1<<16)); err != nil || string(whose) != root {
+		return ""
+	}
+	return path
 }
 
 const controlName = "control.sock"
