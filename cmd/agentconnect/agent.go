@@ -683,14 +683,15 @@ func (a *app) agentWish(verb, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: verb + " ID", Short: short, Args: a.idArgs(1, 1),
 		RunE: func(c *cobra.Command, args []string) error {
+			// Known before the daemon is asked: 66 and 78 are true whether it runs or not. What runs
+			// can be stopped whatever the configuration says by now.
 			s, err := a.site()
-			if err != nil {
-				return err
-			}
-			// Known before the daemon is asked: 66 and 78 are true whether it runs or not.
-			if verb == "stop" {
+			switch {
+			case verb == "stop" && err == nil:
 				err = s.known(args[0])
-			} else {
+			case verb == "stop":
+				err = nil
+			case err == nil:
 				var e *config.AgentEntry
 				if e, err = s.agent(args[0]); err == nil {
 					err = s.builder().Judge(e.Agent)
@@ -699,7 +700,10 @@ func (a *app) agentWish(verb, short string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			client := s.client()
+			client, _, err := a.daemonClient()
+			if err != nil {
+				return err
+			}
 			do := map[string]func(context.Context, string) (*control.AgentStatus, error){
 				"start": client.Start, "stop": client.Stop, "restart": client.Restart,
 			}[verb]

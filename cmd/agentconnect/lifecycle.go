@@ -132,18 +132,18 @@ func (a *app) downCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "down", Short: "stop the daemon and its agents", Args: a.args(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := a.site()
+			client, root, err := a.daemonClient()
 			if err != nil {
 				return err
 			}
-			byUnit, err := a.downUnit(c.Context(), s.cfg.Root)
+			byUnit, err := a.downUnit(c.Context(), root)
 			if err == nil && !byUnit {
-				err = s.client().Shutdown(c.Context())
+				err = client.Shutdown(c.Context())
 			}
 			if err != nil {
 				return err
 			}
-			if err := daemon.WaitEnded(c.Context(), s.cfg.Root); err != nil {
+			if err := daemon.WaitEnded(c.Context(), root); err != nil {
 				return err
 			}
 			return a.say(map[string]any{"state": control.StateStopped}, "the daemon and its agents have stopped")
@@ -159,11 +159,11 @@ func (a *app) restartCommand() *cobra.Command {
 			if !errors.Is(err, errNoManager) {
 				return err
 			}
-			s, serr := a.site()
+			client, _, serr := a.daemonClient()
 			if serr != nil {
 				return err
 			}
-			if st, serr := s.client().Status(c.Context()); serr == nil {
+			if st, serr := client.Status(c.Context()); serr == nil {
 				return fmt.Errorf("the daemon (pid %d) is no unit of a user manager; end it with `agentconnect down` and start it again as it was started (`agentconnect run`)", st.PID)
 			}
 			return err
