@@ -211,6 +211,28 @@ func TestServerInABoundaryOfItsOwnHasItsOwnNetworkRules(t *testing.T) {
 	}
 }
 
+// Servers outside are beyond the agent's limits, and so is what it costs to start them.
+func TestAnAgentCannotHaveServersStartedWithoutEnd(t *testing.T) {
+	s := newSite(t)
+	s.add("fay")
+	s.tools(`{"cat": {"command": "/bin/cat", "host": true}}`, "fay", `["cat"]`)
+	s.start()
+	s.ok("agent", "start", "fay")
+	s.write(filepath.Join(s.workspace("fay"), "flood.py"), `import socket,time
+end,n=time.time()+4,0
+while time.time()<end:
+  c=socket.socket(socket.AF_UNIX);c.connect("/run/agentconnect/channel/socket")
+  c.sendall(b'{"v":1,"op":"mcp","name":"cat"}\n')
+  n+=b'"ok":true' in c.recv(4096)
+  c.close()
+print(n)
+`)
+	var n int
+	if _, err := fmt.Sscan(s.works("fay", "python3 flood.py"), &n); err != nil || n == 0 || n > 120 {
+		t.Errorf("%d servers were started in four seconds, %v", n, err)
+	}
+}
+
 func TestServersOutsideEndWithTheAgent(t *testing.T) {
 	s := newSite(t)
 	marks := s.mkdir("marks")

@@ -165,6 +165,9 @@ func (s *Supervisor) credentialCommand(ctx context.Context, argv []string, repo 
 		return "", "", err
 	}
 	defer leave()
+	if err := s.paced.wait(ctx); err != nil {
+		return "", "", err
+	}
 	s.outside.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, credentialTime)
 	defer cancel()

@@ -101,6 +101,9 @@ func (s *Supervisor) mcp(ctx context.Context, conn *net.UnixConn, name string) e
 	if i < 0 {
 		return fmt.Errorf("no MCP server %q runs outside for this agent", oneLine(name))
 	}
+	if err := s.paced.wait(ctx); err != nil {
+		return err
+	}
 	select {
 	case s.hosted <- struct{}{}:
 		defer func() { <-s.hosted }()

@@ -42,6 +42,9 @@ func (s *Supervisor) push(ctx context.Context, conn *net.UnixConn) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	if err := s.paced.wait(ctx); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, pushTime)
 	defer cancel()
 	before, err := gitclone.Read(repository)

@@ -78,6 +78,7 @@ type Supervisor struct {
 	secrets  map[string]wire.Secret
 	commands chan struct{} // a seat for each credential command that runs, or question to the daemon
 	hosted   chan struct{} // a seat for each MCP server that runs outside
+	paced    pace          // of all programs that the agent has started outside
 	configMu sync.Mutex    // one change of a configuration at a time
 	pushes   chan struct{} // the one seat for what receives a push
 	outside  atomic.Bool   // a program of the operator's ran outside any boundary
