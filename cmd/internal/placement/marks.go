@@ -3,6 +3,7 @@ package placement
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,7 +40,7 @@ func (d DirMarks) All() (map[string]Mark, error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w; it says that a control plane placed agent %s here: if the agent is yours, remove the file; if not, its directory", err, e.Name())
 		}
 		out[e.Name()] = m
 	}
@@ -58,7 +59,7 @@ func (d DirMarks) Read(id string) (Mark, error) {
 		return Mark{}, &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	if !cp.ValidID(m.AgentID) {
-		return Mark{}, &fs.PathError{Op: "read", Path: path, Err: errors.New("agentId is not a UUID; remove the file if the agent is yours")}
+		return Mark{}, &fs.PathError{Op: "read", Path: path, Err: errors.New("agentId is not a UUID")}
 	}
 	return m, nil
 }

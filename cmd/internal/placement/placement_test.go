@@ -881,3 +881,16 @@ func TestSessionsThatWereCutAreAnError(t *testing.T) {
 		_ = s.Close()
 	}
 }
+
+func TestMarkThatCannotBeReadSaysWhatToDo(t *testing.T) {
+	for name, text := range map[string]string{"cut": `{"agentId":`, "not a mark": `{"agentId":"x","name":"y"}`, "empty": ""} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "a", MarkName)
+		if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (DirMarks{dir}).All(); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "remove") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
