@@ -396,6 +396,9 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 	if _, err := s.cfg.Agent(s.store, ag.ID); !errors.Is(err, agent.ErrNotFound) {
 		return fmt.Errorf("%w: %s: change it with `agentconnect agent edit %s`, or choose another id", agent.ErrExists, ag.ID, ag.ID)
 	}
+	if s.isPlaced(ag.ID) {
+		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s was placed here by the control plane; choose another id", ag.ID)}
+	}
 	if err := ag.Validate(); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/user"
@@ -250,8 +251,12 @@ func (s *site) placed(id string) *agent.Agent {
 // isPlaced reports whether a control plane placed an agent here, by its mark: without a
 // daemon, and before its configuration has come, too.
 func (s *site) isPlaced(id string) bool {
+	if agent.ValidateID(id) != nil {
+		return false
+	}
+	// One that cannot be read is not one that is not there.
 	_, err := (placement.DirMarks{Agents: filepath.Join(s.cfg.Root, "agents")}).Read(id)
-	return err == nil
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)
 }
 
 // own refuses to change an agent that the machine's administrator, or a control plane,
