@@ -745,6 +745,22 @@ func (d *Daemon) record(id string) *record {
 	return r
 }
 
+// locked is record with the right to wish something of the agent: the one that counts then. While
+// one waits the agent may be removed, and its record with it.
+func (d *Daemon) locked(id string) *record {
+	for {
+		r := d.record(id)
+		r.wish.Lock()
+		d.mu.Lock()
+		counts := d.records[id] == r
+		d.mu.Unlock()
+		if counts {
+			return r
+		}
+		r.wish.Unlock()
+	}
+}
+
 // renew gives the spec for a start that comes by itself: with the configuration as it
 // is now, or, where that is broken, with the one in force.
 func (d *Daemon) renew(id string) (*wire.Spec, error) {
@@ -792,16 +808,14 @@ func (d *Daemon) start(id string, again bool) (Pending, error) {
 	if err := agent.ValidateID(id); err != nil {
 		return nil, &Refusal{Code: 2, Text: err.Error()} // nothing is to be kept of it
 	}
-	r := d.record(id)
-	r.wish.Lock()
+	r := d.locked(id)
 	defer r.wish.Unlock()
 	return d.startLocked(id, r, again)
 }
 
 // startIfWanted starts an agent by itself, unless somebody stopped it meanwhile.
 func (d *Daemon) startIfWanted(id, why string) error {
-	r := d.record(id)
-	r.wish.Lock()
+	r := d.locked(id)
 	defer r.wish.Unlock()
 	d.mu.Lock()
 	wanted := d.wanted.ids[id]
@@ -900,8 +914,7 @@ func (d *Daemon) stop(id string) (Pending, error) {
 		}
 		return nil, err
 	}
-	r := d.record(id)
-	r.wish.Lock()
+	r := d.locked(id)
 	defer r.wish.Unlock()
 	d.mu.Lock()
 	err := d.wanted.set(id, false)
@@ -1066,8 +1079,7 @@ func (d *Daemon) enforce(entries []config.AgentEntry) {
 		if old == nil && (err == nil || e.Agent == nil) || !active(d.sup.State(e.ID).State) {
 			continue
 		}
-		r := d.record(e.ID)
-		r.wish.Lock()
+		r := d.locked(e.ID)
 		d.mu.Lock()
 		wanted := d.wanted.ids[e.ID]
 		d.mu.Unlock()
@@ -1118,8 +1130,7 @@ func (d *Daemon) judgeInForce(b *Builder, id string) error {
 }
 
 func (d *Daemon) forget(id string, grace time.Duration) {
-	r := d.record(id)
-	r.wish.Lock()
+	r := d.locked(id)
 	defer r.wish.Unlock()
 	// Added again meanwhile: it stays.
 	if _, err := d.load(id); !errors.Is(err, agent.ErrNotFound) {

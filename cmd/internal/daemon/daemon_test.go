@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -1176,6 +1177,30 @@ func TestRemovalThatWasCutShortIsFinishedByTheNextDaemon(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatal("what it had lies there for ever")
+		}
+	}
+}
+
+// Whoever waited for an agent's wishes while it was removed, and added again, has the record that
+// counts: what it starts is known to the next look at the files.
+func TestRecordOfAnAgentThatIsRemovedMeanwhile(t *testing.T) {
+	for range 200 {
+		d := &Daemon{records: map[string]*record{}}
+		r := d.locked("a")
+		got := make(chan *record)
+		waits := make(chan struct{})
+		go func() {
+			close(waits)
+			got <- d.locked("a")
+		}()
+		<-waits
+		runtime.Gosched()
+		d.mu.Lock()
+		delete(d.records, "a")
+		d.mu.Unlock()
+		r.wish.Unlock()
+		if now := <-got; d.records["a"] != now {
+			t.Fatal("it has a record that nobody else has")
 		}
 	}
 }

@@ -18,8 +18,7 @@ import (
 
 // adjustNetwork takes the rules of a into force, where its agent runs in the same mode.
 func (d *Daemon) adjustNetwork(ctx context.Context, id string, a *agent.Agent) {
-	r := d.record(id)
-	r.wish.Lock()
+	r := d.locked(id)
 	defer r.wish.Unlock()
 	d.mu.Lock()
 	inForce, was, said := r.inForce, r.egress, r.text

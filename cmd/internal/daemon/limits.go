@@ -61,8 +61,7 @@ func (d *Daemon) adjust(ctx context.Context, id string, a *agent.Agent) {
 	if !ok {
 		return
 	}
-	r := d.record(id)
-	r.wish.Lock()
+	r := d.locked(id)
 	defer r.wish.Unlock()
 	d.mu.Lock()
 	inForce, was, said := r.inForce, r.limits, r.text
