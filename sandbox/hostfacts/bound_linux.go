@@ -3,6 +3,7 @@ package hostfacts
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,7 +31,7 @@ func boundTo() map[string][]uint32 {
 	defer unix.Close(fd)
 	native := binary.NativeEndian
 	req := make([]byte, netlinkHeader+diagRequest)
-	native.PutUint32(req[0:], uint32(len(req)))
+	native.PutUint32(req[0:], netlinkHeader+diagRequest)
 	native.PutUint16(req[4:], diagByFamily)
 	native.PutUint16(req[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	req[netlinkHeader] = unix.AF_UNIX
@@ -42,7 +43,7 @@ func boundTo() map[string][]uint32 {
 	bound := map[string][]uint32{}
 	for buf := make([]byte, 64<<10); ; {
 		n, _, err := unix.Recvfrom(fd, buf, 0)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil || n == 0 {
