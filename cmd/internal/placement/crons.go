@@ -68,16 +68,20 @@ func (c *crons) rearm() {
 	}
 }
 
-// set takes a cron over; its schedule was read when it came.
-func (c *crons) set(cron cp.Cron) {
+// set takes a cron over, or says why not; its schedule was read when it came.
+func (c *crons) set(cron cp.Cron) string {
 	when, err := cron.Parse()
 	if err != nil {
-		return
+		return err.Error()
+	}
+	if c.byID[cron.CronID] == nil && len(c.byID) >= mostHeld {
+		return tooMany("crons")
 	}
 	e := &cronEntry{cron: cron, when: when}
 	e.plan(c.p.o.Now())
 	c.byID[cron.CronID] = e
 	c.rearm()
+	return ""
 }
 
 func (c *crons) remove(id string) {
@@ -99,7 +103,9 @@ func (c *crons) replace(list []cp.Cron) {
 			c.byID[cron.CronID] = e
 			continue
 		}
-		c.set(cron)
+		if reason := c.set(cron); reason != "" {
+			c.p.o.Log.Warn("a cron of the control plane is skipped", "error", reason)
+		}
 	}
 	c.rearm()
 }

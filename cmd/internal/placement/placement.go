@@ -60,6 +60,15 @@ type Reporter interface {
 	AskOnce(ctx context.Context, typ string, payload any) (cp.Envelope, error)
 }
 
+// mostHeld bounds how many agents, crons and servers of the registry a control plane can have this
+// daemon hold, of each: they are in memory, and each may be as long as a message.
+const mostHeld = 2000
+
+// tooMany says so.
+func tooMany(what string) string {
+	return fmt.Sprintf("this daemon holds %d %s at most; remove some first", mostHeld, what)
+}
+
 // placed is one agent of the control plane's.
 type placed struct {
 	uuid, id string
@@ -245,6 +254,10 @@ func (p *Placement) Registered(_ context.Context, _ cp.AuthOK, ok cp.RegisterOK)
 			p.o.Log.Warn("an MCP server of the control plane is skipped", "error", fe.Message)
 			continue
 		}
+		if _, held := servers[s.Name]; !held && len(servers) >= mostHeld {
+			p.o.Log.Warn("an MCP server of the control plane is skipped", "error", tooMany("MCP servers"))
+			continue
+		}
 		servers[s.Name] = s
 	}
 	p.servers = servers
@@ -315,6 +328,9 @@ func readSpec(uuid string, raw json.RawMessage) (cp.AgentSpec, *cp.FrameError) {
 func (p *Placement) upsert(spec cp.AgentSpec) string {
 	a := p.agents[spec.AgentID]
 	if a == nil {
+		if len(p.agents) >= mostHeld {
+			return tooMany("agents")
+		}
 		a = &placed{uuid: spec.AgentID, id: p.freeID(spec.Name)}
 	}
 	if a.moveID != "" {
@@ -440,7 +456,12 @@ func (p *Placement) Event(_ context.Context, e cp.Envelope) bool {
 		if p.bad(e, &s) {
 			return true
 		}
-		if held, ok := p.servers[s.Name]; ok && older(s.IssuedAt, held.IssuedAt) {
+		held, ok := p.servers[s.Name]
+		switch {
+		case ok && older(s.IssuedAt, held.IssuedAt):
+			return true
+		case !ok && len(p.servers) >= mostHeld:
+			p.o.Log.Warn("an MCP server of the control plane is skipped", "error", tooMany("MCP servers"))
 			return true
 		}
 		p.servers[s.Name] = s
@@ -550,8 +571,7 @@ func (p *Placement) request(ctx context.Context, e cp.Envelope, answer cp.Respon
 		if fe := cp.Decode(e.Payload, &c); fe != nil {
 			return cp.Reply{}, fe
 		}
-		p.crons.set(c)
-		return cp.AckReply(""), nil
+		return cp.AckReply(p.crons.set(c)), nil
 	case "cron/remove":
 		var c cp.CronRef
 		if fe := cp.Decode(e.Payload, &c); fe != nil {
@@ -649,8 +669,11 @@ func (p *Placement) activate(m cp.AgentActivate) (cp.Reply, *cp.FrameError) {
 	}
 	p.crons.removeOf(m.AgentID)
 	for _, c := range p.readCrons(m.Crons) {
-		if c.AgentID == m.AgentID {
-			p.crons.set(c)
+		if c.AgentID != m.AgentID {
+			continue
+		}
+		if reason := p.crons.set(c); reason != "" {
+			return cp.AckReply(reason), nil
 		}
 	}
 	return cp.AckReply(""), nil

@@ -894,3 +894,63 @@ func TestMarkThatCannotBeReadSaysWhatToDo(t *testing.T) {
 		}
 	}
 }
+
+// A control plane cannot fill the daemon: what it has held is bounded, and more is refused in
+// words.
+func TestWhatIsHeldForAControlPlaneIsBounded(t *testing.T) {
+	p, err := New(Options{Host: newHost(), Marks: noMarks{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	uuid := cp.NewID()
+	ask := func(typ, payload string) (ack cp.Ack) {
+		t.Helper()
+		p.Request(t.Context(), cp.Envelope{ID: cp.NewID(), Type: typ, Payload: json.RawMessage(payload)}, func(r cp.Reply, fe *cp.FrameError) {
+			if fe != nil {
+				t.Fatal(fe)
+			}
+			ack = r.Payload.(cp.Ack)
+		})
+		return ack
+	}
+	place := func(uuid string) cp.Ack {
+		return ask("agent/upsert", fmt.Sprintf(`{"agentId":%q,"spec":{"agentId":%q,"name":%q,"runtime":"claude-acp","runInSandbox":true}}`, uuid, uuid, uuid))
+	}
+	cron := func(id string) cp.Ack {
+		return ask("cron/upsert", fmt.Sprintf(`{"cronId":%q,"agentId":%q,"schedule":"@daily","timezone":"UTC","trigger":"x","enabled":false}`, id, uuid))
+	}
+	last := cp.NewID()
+	for i := range mostHeld {
+		if a := place(cp.NewID()); !a.OK {
+			t.Fatalf("agent %d: %s", i, a.Reason)
+		}
+		if a := cron(last); !a.OK {
+			t.Fatalf("cron %d: %s", i, a.Reason)
+		}
+		if i < mostHeld-1 {
+			last = cp.NewID()
+		}
+		p.Event(t.Context(), cp.Envelope{Type: "mcpserver/upsert", Payload: json.RawMessage(fmt.Sprintf(`{"name":"s%d"}`, i))})
+	}
+	if a := place(cp.NewID()); a.OK || !strings.Contains(a.Reason, "at most") {
+		t.Errorf("one agent more: %+v", a)
+	}
+	if a := cron(cp.NewID()); a.OK || !strings.Contains(a.Reason, "at most") {
+		t.Errorf("one cron more: %+v", a)
+	}
+	if a := cron(last); !a.OK {
+		t.Errorf("one that is held: %+v", a)
+	}
+	p.Event(t.Context(), cp.Envelope{Type: "mcpserver/upsert", Payload: json.RawMessage(`{"name":"more"}`)})
+	if n := len(p.servers); n != mostHeld {
+		t.Errorf("%d servers are held", n)
+	}
+}
+
+// noMarks keeps none.
+type noMarks struct{}
+
+func (noMarks) All() (map[string]Mark, error) { return nil, nil }
+func (noMarks) Write(string, Mark) error      { return nil }
+func (noMarks) Remove(string) error           { return nil }
