@@ -168,20 +168,22 @@ func TestHaltedAndKilledSupervisorsAreSaidAtOnce(t *testing.T) {
 	c, _ := s.start()
 	ids := s.many(c, 2, "a", "serve", "ready", "wait")
 	all, _ := s.status(c)
-	halted := all[ids[0]].PID
-	if err := syscall.Kill(halted, syscall.SIGSTOP); err != nil {
+	pid := all[ids[0]].PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Kill(halted, syscall.SIGCONT) })
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+	for end := time.Now().Add(20 * time.Second); halted(ids[0], pid) == "" && time.Now().Before(end); time.Sleep(time.Millisecond) { //nolint:forbidigo // asked with a deadline
+	}
 	all, took := s.status(c)
 	if took >= askTimeout {
 		t.Errorf("status took %v with a supervisor that the kernel halts", took)
 	}
-	want := fmt.Sprintf("halted by a signal: it goes on after `kill -CONT %d`", halted)
+	want := fmt.Sprintf("halted by a signal: it goes on after `kill -CONT %d`", pid)
 	if notes := strings.Join(all[ids[0]].Notes, "; "); !strings.Contains(notes, want) {
 		t.Errorf("notes %q, want %q", notes, want)
 	}
-	if err := syscall.Kill(halted, syscall.SIGCONT); err != nil {
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	if all, _ = s.status(c); all[ids[0]].Clients != 7 || strings.Contains(strings.Join(all[ids[0]].Notes, "; "), "halted") {
