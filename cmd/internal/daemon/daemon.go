@@ -137,12 +137,13 @@ type record struct {
 	wish sync.Mutex // orders what is wished of the agent; never taken inside Daemon.mu
 
 	// The rest under Daemon.mu.
-	state, reason string              // not started: StateRefused or StateFailed, and why
-	inForce       *agent.Agent        // as of the last start, or of a change taken over live
-	text          string              // of inForce
-	limits        *wire.Limits        // passed to what runs; nil: not known, or there are none
-	egress        *wire.Egress        // the same
-	network       sandbox.NetworkMode // it runs in; "": not known
+	state, reason string                         // not started: StateRefused or StateFailed, and why
+	inForce       *agent.Agent                   // as of the last start, or of a change taken over live
+	text          string                         // of inForce
+	limits        *wire.Limits                   // passed to what runs; nil: not known, or there are none
+	egress        *wire.Egress                   // the same
+	network       sandbox.NetworkMode            // it runs in; "": not known
+	servers       map[string]sandbox.NetworkMode // its MCP servers with a boundary of their own; nil: there are none, or not known
 }
 
 // RootError: somebody tried to run agents as root.
@@ -797,7 +798,12 @@ func (d *Daemon) agentSpec(r *record, a *agent.Agent, used, compiled bool) (*wir
 	r.state, r.reason = "", ""
 	if used {
 		r.inForce, r.text, r.limits, r.egress = a, string(text), spec.Limits, spec.Egress
-		r.network = spec.Policy.Network
+		r.network, r.servers = spec.Policy.Network, map[string]sandbox.NetworkMode{}
+		for _, m := range spec.MCP {
+			if m.Policy != nil {
+				r.servers[m.Name] = m.Policy.Network
+			}
+		}
 	}
 	d.mu.Unlock()
 	return spec, nil
@@ -1112,8 +1118,9 @@ func (d *Daemon) judgeInForce(b *Builder, id string) error {
 	d.mu.Lock()
 	var a *agent.Agent
 	var mode sandbox.NetworkMode
+	var servers map[string]sandbox.NetworkMode
 	if r := d.records[id]; r != nil {
-		a, mode = r.inForce, r.network
+		a, mode, servers = r.inForce, r.network, r.servers // the map is replaced whole
 	}
 	d.mu.Unlock()
 	if a == nil {
@@ -1125,6 +1132,11 @@ func (d *Daemon) judgeInForce(b *Builder, id string) error {
 	// Between modes whose connections are judged it changes live.
 	if most := b.Config.MaxNetwork(mode); mode != "" && most != mode && !(most.Gated() && mode.Gated()) {
 		return &Refusal{Code: exitBadSpec, Text: fmt.Sprintf("agent %s: it runs in network mode %s, and the policy allows %s at most", id, mode, most)}
+	}
+	for name, mode := range servers {
+		if most := b.Config.MaxNetwork(mode); most != mode {
+			return &Refusal{Code: exitBadSpec, Text: fmt.Sprintf("agent %s: MCP server %s runs in network mode %s, and the policy allows %s at most", id, name, mode, most)}
+		}
 	}
 	return nil
 }

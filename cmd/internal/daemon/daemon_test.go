@@ -1204,3 +1204,31 @@ func TestRecordOfAnAgentThatIsRemovedMeanwhile(t *testing.T) {
 		}
 	}
 }
+
+// A server with a boundary of its own has a network of its own.
+func TestTightenedNetworkReachesServersThatRun(t *testing.T) {
+	s := newSite(t, `{}`)
+	s.agent("a", true, "ready", "wait")
+	if _, err := s.store.Update("a", func(a *agent.Agent) error {
+		a.Network.Mode = sandbox.NetworkNone
+		a.MCPServers = []byte(`[{"name":"s","command":"/bin/cat","host":true,"sandbox":true,"network":"open"}]`)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := s.start()
+	st, err := c.Start(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(filepath.Join(s.root, "config.json"), `{"policy":{"networkMax":"none"}}`, 0o600)
+	if err := c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st := s.until(c, "a", control.StateRefused); !strings.Contains(st.Reason, "MCP server s") {
+		t.Errorf("refused: %s", st.Reason)
+	}
+	if alive(st.PID) {
+		t.Error("it goes on with a server that reaches everything")
+	}
+}
