@@ -173,7 +173,10 @@ func TestHaltedAndKilledSupervisorsAreSaidAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
-	for end := time.Now().Add(20 * time.Second); halted(ids[0], pid) == "" && time.Now().Before(end); time.Sleep(time.Millisecond) { //nolint:forbidigo // asked with a deadline
+	for end := time.Now().Add(20 * time.Second); halted(ids[0], pid) == ""; time.Sleep(time.Millisecond) { //nolint:forbidigo // asked with a deadline
+		if time.Now().After(end) {
+			t.Fatal("the kernel does not halt it")
+		}
 	}
 	all, took := s.status(c)
 	if took >= askTimeout {

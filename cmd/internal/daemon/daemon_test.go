@@ -1157,7 +1157,7 @@ func TestUnknownFoldersRefuseTheStart(t *testing.T) {
 	if err := os.Chmod(agents, 0o300); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.Chmod(agents, 0o700) })
+	t.Cleanup(func() { _ = os.Chmod(agents, 0o700) })
 	_, err := c.Start(t.Context(), "a")
 	answered(t, err, 1, "cannot be told", "permission denied")
 }
