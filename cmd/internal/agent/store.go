@@ -57,7 +57,7 @@ func (s *Store) Hold(a *Agent) error {
 	if err := a.Validate(); err != nil {
 		return err
 	}
-	s.LookAgain()
+	defer s.LookAgain()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held == nil {
