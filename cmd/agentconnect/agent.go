@@ -393,7 +393,9 @@ func (a *app) agentAdd() *cobra.Command {
 
 // add judges an agent and writes it.
 func (s *site) add(ctx context.Context, ag *agent.Agent) error {
-	if _, err := s.cfg.Agent(s.store, ag.ID); !errors.Is(err, agent.ErrNotFound) {
+	if e, err := s.cfg.Agent(s.store, ag.ID); e.System {
+		return s.own(ag.ID)
+	} else if !errors.Is(err, agent.ErrNotFound) {
 		return fmt.Errorf("%w: %s: change it with `agentconnect agent edit %s`, or choose another id", agent.ErrExists, ag.ID, ag.ID)
 	}
 	if s.isPlaced(ag.ID) {
@@ -406,7 +408,7 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("workspace %s: no such folder; make it first: mkdir -p '%s'", ws, ws)}
 	}
 	if err := s.builder().Check(ag); err != nil {
-		return err
+		return notEdit(ag.ID, err)
 	}
 	if err := s.roomFor(ag); err != nil {
 		return err
@@ -427,6 +429,15 @@ func (s *site) add(ctx context.Context, ag *agent.Agent) error {
 	s.adviseRuntime(ag)
 	s.tell(ctx)
 	return nil
+}
+
+// notEdit turns remedies that change an agent into such that add one: it is not there yet.
+func notEdit(id string, err error) error {
+	text := strings.ReplaceAll(err.Error(), "agent edit "+id+" ", "agent add "+id+" … ")
+	if text == err.Error() {
+		return err
+	}
+	return &daemon.Refusal{Code: code(err), Text: text, Err: err}
 }
 
 // makeWorkspace makes a relative workspace, never through a link that leads out.

@@ -266,7 +266,7 @@ func (s *site) own(id string) error {
 	if errors.Is(err, agent.ErrNotFound) && s.isPlaced(id) {
 		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s was placed here by the control plane; change it, or remove it, there", id)}
 	}
-	if err == nil && e.System {
+	if e.System {
 		return &daemon.Refusal{Code: 78, Text: fmt.Sprintf("agent %s is declared for every user in %s; ask the administrator, or add an agent of your own under another id", id, e.Path)}
 	}
 	if errors.Is(err, agent.ErrNotFound) {
