@@ -128,3 +128,29 @@ func TestGitOnTheHostCopiesNothingOfTheHostsIntoARepository(t *testing.T) {
 		})
 	}
 }
+
+// A runtime's own sandbox makes folders to mount on where nothing stands (Claude Code's twice for
+// each session): git finds nothing to obey in them, they are gone at once, and the agent lives.
+func TestEmptyFoldersByNamesThatGitObeysAreTakenAwayAndHarmNobody(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	pid := s.agent("alice").PID
+	remotes := filepath.Join(ws, ".git/remotes")
+	for range 8 {
+		s.gitin("alice", "mkdir .git/remotes")
+		s.until("the folder is gone", func() bool { return !exists(remotes) })
+	}
+	if left, _ := filepath.Glob(remotes + "*"); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	s.untilState("alice", "running")
+	if now := s.agent("alice").PID; now != pid {
+		t.Errorf("it was ended and started again: pid %d, before %d", now, pid)
+	}
+	// With something in it it is what git obeys.
+	s.gitin("alice", "mkdir .git/new && echo 'URL: ../evil' >.git/new/origin && mv .git/new .git/remotes")
+	s.untilAudited("alice", "new-control-file", remotes)
+}

@@ -483,11 +483,16 @@ func (g *Guard) check() {
 				return
 			}
 		}
+		var obeyed []string
 		for _, p := range came {
-			g.setAside(p)
+			// Claude Code's own sandbox makes folders to mount on, for each session.
+			if !g.place.removeEmpty(p) {
+				g.setAside(p)
+				obeyed = append(obeyed, p)
+			}
 		}
 		if len(came) > 0 {
-			g.persists(came)
+			g.persists(came, obeyed)
 		}
 		g.settle(lost)
 		g.lease()

@@ -185,10 +185,10 @@ func (g *Guard) hostile(what string, times int) {
 	}
 }
 
-// persists counts names of the agent's that were set aside, and ends an agent that goes on. The
-// lock is held.
-func (g *Guard) persists(names []string) {
-	for _, name := range names {
+// persists counts names of the agent's that were taken away, and ends an agent that goes on; those
+// of them that git would have obeyed, and which were set aside, count for more. The lock is held.
+func (g *Guard) persists(names, obeyed []string) {
+	for _, name := range obeyed {
 		if toolless[filepath.Base(name)] {
 			g.hostile("made "+name+", which git on the host would obey", 1)
 		}

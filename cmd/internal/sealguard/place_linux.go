@@ -99,6 +99,17 @@ func (p place) write(path, content string, mode os.FileMode) error {
 	})
 }
 
+// removeEmpty removes an empty folder, in which git finds nothing to obey, and reports whether
+// there was one.
+func (p place) removeEmpty(path string) bool {
+	dir, name, err := pathfd.Parent(p.root, path)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(dir)
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR) == nil
+}
+
 // setAside renames what stands there to a name that git does not obey, beside it.
 func (p place) setAside(path string) (aside string, err error) { return gitseal.SetAside(p.root, path) }
 
