@@ -217,6 +217,13 @@ func (a *app) prompt(ctx context.Context, id, text string, ask acp.PermissionFun
 	if out.last != 0 && out.last != '\n' {
 		fmt.Fprintln(a.out)
 	}
+	var answer *acp.RPCError
+	if errors.As(err, &answer) && answer.Code == acp.CodeAuthRequired {
+		if hint := s.builder().LoginHint(e.Agent); hint != "" {
+			return fmt.Errorf("%w; %s", err, hint)
+		}
+		return fmt.Errorf("%w; log in inside: `agentconnect agent shell %s`", err, id)
+	}
 	if err != nil {
 		return err
 	}
