@@ -140,6 +140,7 @@ type record struct {
 	state, reason string                         // not started: StateRefused or StateFailed, and why
 	inForce       *agent.Agent                   // as of the last start, or of a change taken over live
 	text          string                         // of inForce
+	outside       []string                       // what runs outside for it, as of the same
 	limits        *wire.Limits                   // passed to what runs; nil: not known, or there are none
 	egress        *wire.Egress                   // the same
 	network       sandbox.NetworkMode            // it runs in; "": not known
@@ -501,15 +502,17 @@ func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
 	if err != nil {
 		return err
 	}
-	if err := d.builder().Judge(a); err != nil {
+	b := d.builder()
+	if err := b.Judge(a); err != nil {
 		return err
 	}
 	text, err := a.Encode()
 	if err != nil {
 		return err
 	}
+	outside := b.outside(a)
 	d.mu.Lock()
-	r.inForce, r.text = a, string(text)
+	r.inForce, r.text, r.outside = a, string(text), outside
 	d.mu.Unlock()
 	d.adjustNetwork(ctx, id, a)
 	d.adjust(ctx, id, a)
@@ -520,7 +523,7 @@ func (d *Daemon) allowed(ctx context.Context, id string, r *record) error {
 	if a.Sandboxed() && !st.Sandboxed {
 		return &Refusal{Code: exitRefused, Text: fmt.Sprintf("agent %s: it runs without the sandbox and is now to have it; it is started anew", id)}
 	}
-	b := d.builder()
+	b = d.builder()
 	mode := sandbox.NetworkMode(st.Network)
 	if now := b.Network(a); now.Gated() && mode.Gated() {
 		mode = now // that was said above
@@ -711,10 +714,41 @@ func (d *Daemon) spec(a *agent.Agent, socket string, compiled bool) (*wire.Spec,
 	if err := d.gate(a); err != nil {
 		return nil, err
 	}
+	if err := d.judgeOutside(b, a); err != nil {
+		return nil, err
+	}
 	if !compiled {
 		return b.Uncompiled(a, socket)
 	}
 	return b.Spec(a, socket)
+}
+
+// judgeOutside refuses a start of an agent that could write what runs outside for another, which
+// was judged when that one started.
+func (d *Daemon) judgeOutside(b *Builder, a *agent.Agent) error {
+	var folders []string
+	for _, f := range a.Folders() {
+		folders = append(folders, f, realPath(b.Host, f))
+	}
+	if len(folders) == 0 {
+		return nil
+	}
+	found := map[string]string{} // by agent: a place, and the folder that it lies in
+	d.mu.Lock()
+	for id, r := range d.records {
+		for _, place := range r.outside {
+			if dir := holder(place, folders); dir != "" && id != a.ID {
+				found[id] = place + " in " + dir
+			}
+		}
+	}
+	d.mu.Unlock()
+	for id, what := range found {
+		if active(d.sup.State(id).State) {
+			return &Refusal{Code: exitBadSpec, Text: fmt.Sprintf("agent %s: %s runs outside the sandbox for agent %s, or leads to what does, and agent %s could change it; put it elsewhere, or stop agent %s", a.ID, what, id, a.ID, id)}
+		}
+	}
+	return nil
 }
 
 // load reads an agent's configuration as it is now.
@@ -794,10 +828,15 @@ func (d *Daemon) agentSpec(r *record, a *agent.Agent, used, compiled bool) (*wir
 	if err != nil {
 		return nil, err
 	}
+	var outside []string
+	if used {
+		outside = d.builder().outside(a)
+	}
 	d.mu.Lock()
 	r.state, r.reason = "", ""
 	if used {
 		r.inForce, r.text, r.limits, r.egress = a, string(text), spec.Limits, spec.Egress
+		r.outside = outside
 		r.network, r.servers = spec.Policy.Network, map[string]sandbox.NetworkMode{}
 		for _, m := range spec.MCP {
 			if m.Policy != nil {

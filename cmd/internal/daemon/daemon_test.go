@@ -1232,3 +1232,56 @@ func TestTightenedNetworkReachesServersThatRun(t *testing.T) {
 		t.Error("it goes on with a server that reaches everything")
 	}
 }
+
+// Who is given a folder later could change what was judged when another agent started.
+func TestFolderOfWhatRunsOutsideForAnotherIsRefused(t *testing.T) {
+	s := newSite(t, `{}`)
+	base := shortDir(t)
+	work, tools, link := filepath.Join(base, "work"), filepath.Join(base, "tools"), filepath.Join(base, "link")
+	for _, dir := range []string{work, tools} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("tools", link); err != nil {
+		t.Fatal(err)
+	}
+	s.write(filepath.Join(tools, "tool"), "#!/bin/sh\n", 0o700)
+	s.agent("a", true, "ready", "wait")
+	s.agent("b", true, "ready", "wait")
+	edit := func(id string, change func(*agent.Agent)) {
+		t.Helper()
+		if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("a", func(a *agent.Agent) { a.Workspace = work })
+	edit("b", func(b *agent.Agent) {
+		b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{filepath.Join(link, "tool")}}}
+	})
+	c, _ := s.start()
+	start := func(id string) error { _, err := c.Start(t.Context(), id); return err }
+	for _, id := range []string{"b", "a"} {
+		if err := start(id); err != nil {
+			t.Fatal(err)
+		}
+		s.until(c, id, control.StateRunning)
+	}
+	if _, err := c.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.until(c, "a", control.StateStopped)
+	for _, workspace := range []string{tools, base} { // base: the link lies there
+		edit("a", func(a *agent.Agent) { a.Workspace = workspace })
+		answered(t, start("a"), 78, "runs outside the sandbox for agent b", workspace)
+	}
+	if _, err := c.Stop(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	s.until(c, "b", control.StateStopped)
+	if err := start("a"); err != nil {
+		t.Errorf("nothing runs outside any more: %v", err)
+	}
+	s.until(c, "a", control.StateRunning)
+	answered(t, start("b"), 78, "runs outside the sandbox", base)
+}

@@ -22,6 +22,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/gitcred"
+	"agentconnect.md/sandbox/cmd/internal/mcp"
 	"agentconnect.md/sandbox/cmd/internal/programs"
 	"agentconnect.md/sandbox/cmd/internal/secret"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -183,19 +184,53 @@ func (b *Builder) hostProgram(a *agent.Agent, argv []string) error {
 	if err != nil {
 		return err
 	}
-	searched := b.hostPath(writable)
-	var places []string
-	for _, arg := range argv {
-		if filepath.IsAbs(arg) {
-			places = append(places, b.involved(arg, searched, maxInterpreters)...)
-		}
-	}
+	places := b.places(argv, b.hostPath(writable))
 	for _, path := range places {
 		if dir := holder(path, writable); dir != "" {
 			return fmt.Errorf("%s runs outside the sandbox, or leads to what does, and lies in %s, which an agent can write; put it elsewhere", path, dir)
 		}
 	}
 	return nil
+}
+
+// places are where all lies that decides what runs by a command.
+func (b *Builder) places(argv []string, searched string) (places []string) {
+	for _, arg := range argv {
+		if filepath.IsAbs(arg) {
+			places = append(places, b.involved(arg, searched, maxInterpreters)...)
+		}
+	}
+	return places
+}
+
+// outside are the places of all that runs outside the boundary for an agent. What cannot be found
+// does not run, either.
+func (b *Builder) outside(a *agent.Agent) (places []string) {
+	var commands [][]string
+	for _, c := range a.GitCredentials {
+		commands = append(commands, c.Command)
+	}
+	defs, _ := b.serverDefs(a)
+	for _, s := range defs {
+		if s.Transport != mcp.Stdio || !s.Host {
+			continue
+		}
+		if in, err := b.findServer(a, s); err == nil {
+			commands = append(commands, append([]string{in.Program}, in.Argv(s.Args...)...))
+		}
+	}
+	if len(slices.Concat(commands...)) == 0 {
+		return nil
+	}
+	writable, err := b.writableReal(a)
+	if err != nil {
+		return nil // nor does it start
+	}
+	searched := b.hostPath(writable)
+	for _, argv := range commands {
+		places = append(places, b.places(argv, searched)...)
+	}
+	return places
 }
 
 // writableReal are the folders that agents and their servers can write, by each name: also those
