@@ -164,6 +164,11 @@ func (s *State) Review(o Options) []Finding {
 		}
 		for _, name := range quiet {
 			path := filepath.Join(r.Dir, name)
+			// A runtime's own sandbox makes some to mount on. An empty one says nothing, but for the
+			// list of what is checked out.
+			if name != "info/sparse-checkout" && s.files[path] == "" && emptyFile(path) {
+				continue
+			}
 			if d := digest(path); d != "" && d != s.files[path] && (s.repositories[r.Dir] || !templates[name]) {
 				add(true, "changed", path, "it changes what git shows or believes, and is not as it was")
 			}
@@ -256,6 +261,12 @@ func liveHooks(dir string) []string {
 		}
 	}
 	return out
+}
+
+// emptyFile reports whether an empty file lies there.
+func emptyFile(path string) bool {
+	st, err := os.Lstat(path)
+	return err == nil && st.Mode().IsRegular() && st.Size() == 0
 }
 
 // digest is what a file or a folder holds, in short; empty for nothing.

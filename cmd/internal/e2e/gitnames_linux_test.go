@@ -153,4 +153,11 @@ func TestEmptyFoldersByNamesThatGitObeysAreTakenAwayAndHarmNobody(t *testing.T) 
 	// With something in it it is what git obeys.
 	s.gitin("alice", "mkdir .git/new && echo 'URL: ../evil' >.git/new/origin && mv .git/new .git/remotes")
 	s.untilAudited("alice", "new-control-file", remotes)
+	// An empty file says nothing to git either.
+	s.gitin("alice", ": >.git/objects/info/alternates; echo x >.git/info/attributes")
+	s.ok("agent", "stop", "alice")
+	s.untilAudited("alice", "changed", filepath.Join(ws, ".git/info/attributes"))
+	if said := s.ok("audit", "alice"); strings.Contains(said, "alternates") {
+		t.Errorf("an empty file is a finding:\n%s", said)
+	}
 }
