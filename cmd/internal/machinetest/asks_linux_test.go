@@ -97,8 +97,14 @@ func TestStatusAsksTheManagerOnce(t *testing.T) {
 		m.works(fmt.Sprintf("a%d", i))
 	}
 	m.mustAC("agent", "stop", "a0")
-	m.add("never-started")
+	// A reload asks, too: those that the files bring about are to be over.
+	noticed := func() int {
+		return strings.Count(m.journal("--unit", "agentconnect.service"), `why="a file changed"`)
+	}
 	m.becomes("a0", control.StateStopped)
+	before := noticed()
+	m.add("never-started")
+	m.until("its file was noticed", func() bool { return noticed() > before })
 	m.status() // asks what has not been asked of these starts
 	calls := m.calls(func() { m.mustAC("status") })
 	if len(calls) != 1 || !strings.Contains(calls[0], "ListUnitsByPatterns") {
