@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/audit"
@@ -61,15 +63,19 @@ func (s *Supervisor) expect(plan *sandbox.Plan) *sealguard.Expected {
 // endWait bounds how long a sandbox whose first process has ended takes to end.
 const endWait = 10 * time.Second
 
-// endsAtOnce reports whether the program has ended, or does: when its first process has ended
-// before it was known, all of its sandbox has, and the rest is only not waited for yet.
-func (p *program) endsAtOnce() bool {
+// endsAtOnce reports whether the program has ended, or does, by what kept the guard from watching:
+// when its first process has ended before it was known or looked at, all of its sandbox has, and
+// the rest is only not waited for yet.
+func (p *program) endsAtOnce(err error) bool {
 	select {
 	case <-p.Done():
 		return true
 	default:
 	}
-	if p.Plan == nil || p.Init(context.Background()) != 0 {
+	if p.Plan == nil {
+		return false
+	}
+	if p.Init(context.Background()) != 0 && !saysEnded(err) {
 		return false
 	}
 	select {
@@ -80,6 +86,12 @@ func (p *program) endsAtOnce() bool {
 	}
 }
 
+// saysEnded reports whether a file of a process could not be opened or read because it has ended.
+// Its mounts, while it is not waited for, are EINVAL to the kernel.
+func saysEnded(err error) bool {
+	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ESRCH) || errors.Is(err, fs.ErrNotExist)
+}
+
 // watched puts a started program under the guard.
 func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
 	if expected == nil {
@@ -87,7 +99,7 @@ func (s *Supervisor) watched(p *program, expected *sealguard.Expected) error {
 	}
 	remove, err := expected.Started(&guarded{program: p})
 	if err != nil {
-		if p.endsAtOnce() {
+		if p.endsAtOnce(err) {
 			return nil
 		}
 		p.Kill()
