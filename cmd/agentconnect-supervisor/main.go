@@ -109,6 +109,9 @@ func run() int {
 	var refused *supervisor.SpecError
 	switch {
 	case err == nil:
+	case ctx.Err() != nil: // told to stop meanwhile
+		notify("STATUS=" + supervisor.StoppedWord)
+		return 0
 	case errors.As(err, &refused):
 		return fail(refused.Code, err)
 	case errors.Is(err, errNoDaemon):

@@ -424,6 +424,9 @@ type adopter interface {
 // start it with, for a sandboxed agent that the probe keeps from running.
 type preparer interface{ Prepare(id string) }
 
+// listener is a Supervision that is to know when an agent's supervisor asked for its spec.
+type listener interface{ Asked(id string) }
+
 // adopt takes over the agents that outlived the last daemon, and stops those that the
 // configuration no longer allows.
 func (d *Daemon) adopt(ctx context.Context) {

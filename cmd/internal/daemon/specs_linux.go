@@ -137,6 +137,9 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 	}
 	// Whoever started it, a person with systemctl perhaps, wants it to run. The start does not
 	// wait for the disk, but a stop that follows does, so that the last word is the last.
+	if sup, ok := d.sup.(listener); ok {
+		sup.Asked(req.Agent)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, _, err = conn.WriteMsgUnix(append(answer, '\n'), unix.UnixRights(int(sealed.Fd())), nil); err != nil {

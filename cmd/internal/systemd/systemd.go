@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/control"
@@ -21,6 +22,9 @@ import (
 	"agentconnect.md/sandbox/dbusctl"
 	"agentconnect.md/sandbox/units"
 )
+
+// killed is the ExecMainCode of what a signal ended: CLD_KILLED of sigaction(2).
+const killed = 2
 
 // askTime bounds one question about a unit's state.
 const askTime = 5 * time.Second
@@ -120,16 +124,19 @@ func (s *Supervision) wish(id string, run, join bool, f func(ctx context.Context
 	}
 	s.wg.Go(func() {
 		defer cancel()
-		defer close(now.done)
 		if before != nil {
 			<-before.done
 		}
 		now.err = daemon.ErrSuperseded
-		if ctx.Err() != nil {
-			return
+		if ctx.Err() == nil {
+			if err := f(ctx); err == nil || ctx.Err() == nil {
+				now.err = err
+			}
 		}
-		if err := f(ctx); err == nil || ctx.Err() == nil {
-			now.err = err
+		close(now.done)
+		// While it was under way, a person's stop could not be told from what it brought about.
+		if ctx.Err() == nil && errors.Is(now.err, daemon.ErrSuperseded) {
+			s.hear(id)
 		}
 	})
 	return s.outcome(now)
@@ -547,23 +554,32 @@ func (s *Supervision) watch(ctx context.Context, id string) {
 	}
 	for change := range changes {
 		s.tidy(id, change)
-		if onTheWay(change) {
-			continue
-		}
-		switch s.byHand(id) {
-		case control.StateStopped:
-			s.wanted(id, false)
-			if s.o.Stopped != nil {
-				s.o.Stopped(id)
-			}
-		case control.StateRunning:
-			s.wanted(id, true)
-			if s.o.Started != nil {
-				s.o.Started(id)
-			}
+		if !onTheWay(change) {
+			s.hear(id)
 		}
 	}
 }
+
+// hear takes over what a person did to the agent. A stop counts here after it does elsewhere: a
+// start that comes in between is heard of when the agent runs.
+func (s *Supervision) hear(id string) {
+	switch s.byHand(id) {
+	case control.StateStopped:
+		if s.o.Stopped != nil {
+			s.o.Stopped(id)
+		}
+		s.wanted(id, false)
+	case control.StateRunning:
+		s.wanted(id, true)
+		if s.o.Started != nil {
+			s.o.Started(id)
+		}
+	}
+}
+
+// Asked says that the agent's supervisor asked for its spec: somebody wants it to run, and a stop
+// from here on is a later word.
+func (s *Supervision) Asked(id string) { s.wanted(id, true) }
 
 // tidy takes away what a supervisor that was killed showed inside, also while systemd waits
 // with the next start.
@@ -616,6 +632,11 @@ func (s *Supervision) byHand(id string) string {
 	}
 	active, _ := p.String("ActiveState")
 	line, _ := p.String("StatusText")
+	code, _ := p.Int32("ExecMainCode")
+	status, _ := p.Int32("ExecMainStatus")
+	if line == "" && code == killed && status == int32(syscall.SIGTERM) {
+		line = supervisor.StoppedWord // before it could say so
+	}
 	if load, _ := p.String("LoadState"); err != nil || load == "not-found" {
 		// Gone with its slice, or with the slice of all.
 		active, line = "inactive", supervisor.StoppedWord
