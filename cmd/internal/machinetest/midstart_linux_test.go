@@ -36,3 +36,24 @@ func TestStopByHandInTheMiddleOfAStart(t *testing.T) {
 		t.Error("a start by hand is not remembered")
 	}
 }
+
+// A person may stop an agent while the manager waits to start it again.
+func TestStopByHandBetweenAnEndAndTheNextStart(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	service := units.ServiceName("alice")
+	for _, end := range []string{
+		fmt.Sprintf("systemctl --user kill -s KILL --kill-who=main '%s'", service),
+		fmt.Sprintf("systemctl --user kill -s KILL '%s'", units.ScopeName("alice")), // the runtime
+	} {
+		m.start("alice")
+		m.works("alice")
+		m.run("sh", "-c", end)
+		m.until("the manager waits", func() bool { return m.show(service, "SubState") == "auto-restart" })
+		m.mustCTL("stop", service)
+		m.until("the stop is remembered", func() bool {
+			return !slices.Contains(m.wanted(), "alice") && m.agent("alice").State == control.StateStopped
+		})
+	}
+}

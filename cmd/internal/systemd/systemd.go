@@ -634,8 +634,14 @@ func (s *Supervision) byHand(id string) string {
 	line, _ := p.String("StatusText")
 	code, _ := p.Int32("ExecMainCode")
 	status, _ := p.Int32("ExecMainStatus")
-	if line == "" && code == killed && status == int32(syscall.SIGTERM) {
-		line = supervisor.StoppedWord // before it could say so
+	result, _ := p.String("Result")
+	switch {
+	case line == "" && code == killed && status == int32(syscall.SIGTERM): // before it could say so
+		line = supervisor.StoppedWord
+	case active == "inactive" && run && err == nil && result != "success" && !s.probeFailed(ctx):
+		// It failed, and is not failed: while it waited for its next start somebody stopped it, unless
+		// it could not start for the probe.
+		line = supervisor.StoppedWord
 	}
 	if load, _ := p.String("LoadState"); err != nil || load == "not-found" {
 		// Gone with its slice, or with the slice of all.
@@ -670,6 +676,12 @@ func (s *Supervision) byHand(id string) string {
 		}
 	}
 	return control.StateStopped
+}
+
+// probeFailed reports whether no sandboxed agent can start, as far as the manager says.
+func (s *Supervision) probeFailed(ctx context.Context) bool {
+	active, err := s.o.Conn.Active(ctx, units.Probe)
+	return err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) || active == "failed"
 }
 
 // lastWish says what was wished last, and whether that is carried out.
