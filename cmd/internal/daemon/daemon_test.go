@@ -109,6 +109,14 @@ func (s *site) agent(id string, sandboxed bool, words ...string) {
 	}
 }
 
+// edit changes an agent's file.
+func (s *site) edit(id string, change func(*agent.Agent)) {
+	s.t.Helper()
+	if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // runs counts the supervisors that the agent ever had.
 func (s *site) runs(id string) int {
 	raw, _ := os.ReadFile(filepath.Join(s.store.Dirs(id).Workspace, "runs"))
@@ -406,9 +414,7 @@ func TestRulesOfTheNetworkAreJudgedBeforeAnythingStarts(t *testing.T) {
 		{agent.Network{Mode: sandbox.NetworkNone, Allow: []string{"example.com"}}, []string{"network.allow", "--network allowlist"}},
 		{agent.Network{Mode: sandbox.NetworkHost, Deny: []string{"example.com"}}, []string{"network.deny", "--network allowlist"}},
 	} {
-		if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network = n.network; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		s.edit("a", func(a *agent.Agent) { a.Network = n.network })
 		_, err := c.Start(t.Context(), "a")
 		answered(t, err, 78, n.want...)
 	}
@@ -512,9 +518,7 @@ func TestAWishThatCannotBeWrittenDown(t *testing.T) {
 func TestTheRuntimeGetsNothingOfTheDaemons(t *testing.T) {
 	s := newSite(t, `{}`)
 	s.agent("a", true)
-	if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Env = map[string]string{"GIVEN": "yes"}; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	s.edit("a", func(a *agent.Agent) { a.Env = map[string]string{"GIVEN": "yes"} })
 	a, err := s.store.Load("a")
 	if err != nil {
 		t.Fatal(err)
@@ -904,14 +908,8 @@ func TestFolderOfWhatRunsIsWritableWhateverItsFileSays(t *testing.T) {
 	s.write(tool, "#!/bin/sh\n", 0o700)
 	s.agent("a", true, "ready", "wait")
 	s.agent("b", true, "ready", "wait")
-	edit := func(id string, change func(*agent.Agent)) {
-		t.Helper()
-		if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	edit("a", func(a *agent.Agent) { a.Workspace = work })
-	edit("b", func(b *agent.Agent) {
+	s.edit("a", func(a *agent.Agent) { a.Workspace = work })
+	s.edit("b", func(b *agent.Agent) {
 		b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
 	})
 	c, _ := s.start()
@@ -921,7 +919,7 @@ func TestFolderOfWhatRunsIsWritableWhateverItsFileSays(t *testing.T) {
 	}
 	s.until(c, "a", control.StateRunning)
 	answered(t, start("b"), 78, "runs outside the sandbox", work)
-	edit("a", func(a *agent.Agent) { a.Workspace = other })
+	s.edit("a", func(a *agent.Agent) { a.Workspace = other })
 	if err := c.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -948,9 +946,7 @@ func TestRequiredModeStopsWhatRunsBareWhateverItsFileSays(t *testing.T) {
 		}
 		pids[id] = st.PID
 	}
-	if _, err := s.store.Update("edited", func(a *agent.Agent) error { yes := true; a.RunInSandbox = &yes; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	s.edit("edited", func(a *agent.Agent) { yes := true; a.RunInSandbox = &yes })
 	s.write(s.store.Dirs("broken").File, `{`, 0o600)
 	if err := c.Reload(t.Context()); err != nil {
 		t.Fatal(err)
@@ -983,9 +979,7 @@ func TestTightenedNetworkReachesWhatRuns(t *testing.T) {
 			s.agent("a", true, "ready", "wait")
 			edit := func(mode sandbox.NetworkMode) {
 				t.Helper()
-				if _, err := s.store.Update("a", func(a *agent.Agent) error { a.Network.Mode = mode; return nil }); err != nil {
-					t.Fatal(err)
-				}
+				s.edit("a", func(a *agent.Agent) { a.Network.Mode = mode })
 			}
 			edit(mode)
 			c, _ := s.start()
@@ -1065,21 +1059,15 @@ func TestFolderOfACommandIsWritableWhateverTheFileSays(t *testing.T) {
 	s.write(tool, "#!/bin/sh\n", 0o700)
 	s.agent("a", true, "listen", "ready", "wait")
 	s.agent("b", true, "ready", "wait")
-	edit := func(id string, change func(*agent.Agent)) {
-		t.Helper()
-		if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	edit("a", func(a *agent.Agent) { a.Workspace = work })
-	edit("b", func(b *agent.Agent) {
+	s.edit("a", func(a *agent.Agent) { a.Workspace = work })
+	s.edit("b", func(b *agent.Agent) {
 		b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
 	})
 	c, _ := s.start()
 	if _, err := c.Exec(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	edit("a", func(a *agent.Agent) { a.Workspace = other })
+	s.edit("a", func(a *agent.Agent) { a.Workspace = other })
 	if err := c.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -1099,12 +1087,9 @@ func TestProgramInAnotherAgentsDirectoryIsNotRunOutside(t *testing.T) {
 	for _, dir := range []string{s.store.Dirs("a").Home, s.store.Dirs("a").Workspace, mcp} {
 		tool := filepath.Join(dir, "tool")
 		s.write(tool, "#!/bin/sh\n", 0o700)
-		if _, err := s.store.Update("b", func(b *agent.Agent) error {
+		s.edit("b", func(b *agent.Agent) {
 			b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 		_, err := c.Start(t.Context(), "b")
 		answered(t, err, 78, "runs outside the sandbox", tool)
 	}
@@ -1145,13 +1130,10 @@ func TestUnknownFoldersRefuseTheStart(t *testing.T) {
 	tool := filepath.Join(work, "tool")
 	s.write(tool, "#!/bin/sh\n", 0o700)
 	s.agent("a", true, "ready", "wait")
-	if _, err := s.store.Update("a", func(a *agent.Agent) error {
+	s.edit("a", func(a *agent.Agent) {
 		a.Workspace = work
 		a.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{tool}}}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	c, _ := s.start()
 	agents := filepath.Join(s.root, "agents")
 	if err := os.Chmod(agents, 0o300); err != nil {
@@ -1209,13 +1191,10 @@ func TestRecordOfAnAgentThatIsRemovedMeanwhile(t *testing.T) {
 func TestTightenedNetworkReachesServersThatRun(t *testing.T) {
 	s := newSite(t, `{}`)
 	s.agent("a", true, "ready", "wait")
-	if _, err := s.store.Update("a", func(a *agent.Agent) error {
+	s.edit("a", func(a *agent.Agent) {
 		a.Network.Mode = sandbox.NetworkNone
 		a.MCPServers = []byte(`[{"name":"s","command":"/bin/cat","host":true,"sandbox":true,"network":"open"}]`)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	c, _ := s.start()
 	st, err := c.Start(t.Context(), "a")
 	if err != nil {
@@ -1249,14 +1228,8 @@ func TestFolderOfWhatRunsOutsideForAnotherIsRefused(t *testing.T) {
 	s.write(filepath.Join(tools, "tool"), "#!/bin/sh\n", 0o700)
 	s.agent("a", true, "ready", "wait")
 	s.agent("b", true, "ready", "wait")
-	edit := func(id string, change func(*agent.Agent)) {
-		t.Helper()
-		if _, err := s.store.Update(id, func(a *agent.Agent) error { change(a); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	edit("a", func(a *agent.Agent) { a.Workspace = work })
-	edit("b", func(b *agent.Agent) {
+	s.edit("a", func(a *agent.Agent) { a.Workspace = work })
+	s.edit("b", func(b *agent.Agent) {
 		b.GitCredentials = []agent.GitCredential{{URL: "https://git.example/acme/*", Command: []string{filepath.Join(link, "tool")}}}
 	})
 	c, _ := s.start()
@@ -1272,7 +1245,7 @@ func TestFolderOfWhatRunsOutsideForAnotherIsRefused(t *testing.T) {
 	}
 	s.until(c, "a", control.StateStopped)
 	for _, workspace := range []string{tools, base} { // base: the link lies there
-		edit("a", func(a *agent.Agent) { a.Workspace = workspace })
+		s.edit("a", func(a *agent.Agent) { a.Workspace = workspace })
 		answered(t, start("a"), 78, "runs outside the sandbox for agent b", workspace)
 	}
 	if _, err := c.Stop(t.Context(), "b"); err != nil {
