@@ -820,34 +820,37 @@ func TestGrantSwappedForALinkOpensNothing(t *testing.T) {
 	}
 }
 
+// greet says hello to whoever connects to a socket at path, whose file stays.
+func greet(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, "hello\n")
+			c.Close()
+		}
+	}()
+}
+
 func TestSocketsUnderAnotherNameAreCovered(t *testing.T) {
 	b := newBox(t)
 	ws := b.policy.Workspace
-	serve := func(l net.Listener) {
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				io.WriteString(c, "hello\n")
-				c.Close()
-			}
-		}()
-	}
 	for name, after := range map[string]func(path string) error{
 		"moved":      func(p string) error { return os.Rename(p, filepath.Join(ws, "moved")) },
 		"linked":     func(p string) error { return errors.Join(os.Link(p, filepath.Join(ws, "linked")), os.Remove(p)) },
 		"in a\nline": func(p string) error { return os.Rename(p, filepath.Join(ws, "in a\nline")) },
 	} {
 		path := filepath.Join(ws, "s")
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.SetUnlinkOnClose(false)
-		serve(l)
+		greet(t, path)
 		if err := after(path); err != nil {
 			t.Fatal(err)
 		}
@@ -947,24 +950,7 @@ func TestSocketsUnderAnotherNameAreCoveredInALargeFolder(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := lay(ws, func(path string) {
-				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-				if err != nil {
-					t.Fatal(err)
-				}
-				l.SetUnlinkOnClose(false)
-				t.Cleanup(func() { l.Close() })
-				go func() {
-					for {
-						c, err := l.Accept()
-						if err != nil {
-							return
-						}
-						io.WriteString(c, "hello\n")
-						c.Close()
-					}
-				}()
-			}); err != nil {
+			if err := lay(ws, func(path string) { greet(t, path) }); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { open(ws) })
