@@ -311,7 +311,7 @@ func (b *Builder) involved(path, searched string, left int) []string {
 			continue
 		}
 		if !filepath.IsAbs(w) {
-			w = lookIn(searched, w)
+			w, _ = programs.LookIn(filepath.SplitList(searched), w)
 		}
 		if w != "" {
 			out = append(out, b.involved(w, searched, left-1)...)
@@ -372,16 +372,6 @@ func firstLine(path string) string {
 		return ""
 	}
 	return text
-}
-
-// lookIn finds a program in a search path; "" where it is in none of its directories.
-func lookIn(path, name string) string {
-	for _, dir := range filepath.SplitList(path) {
-		if p := filepath.Join(dir, name); programs.Executable(p) == nil {
-			return p
-		}
-	}
-	return ""
 }
 
 func realPath(h sandbox.Host, path string) string {

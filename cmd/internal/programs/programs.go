@@ -76,7 +76,7 @@ func In(dirs []string) (Set, error) {
 		{"agentconnect-launch", &s.Launcher},
 		{"agentconnect-guest", &s.Guest},
 	} {
-		path, ok := lookIn(dirs, p.name)
+		path, ok := LookIn(dirs, p.name)
 		if !ok {
 			return Set{}, fmt.Errorf("%s: not found in %s; install the package again, or set %s to the directory of the build",
 				p.name, strings.Join(dirs, ", "), LibexecEnv)
@@ -86,7 +86,8 @@ func In(dirs []string) (Set, error) {
 	return s, nil
 }
 
-func lookIn(dirs []string, name string) (string, bool) {
+// LookIn finds a program by its name in directories, the first that has it.
+func LookIn(dirs []string, name string) (string, bool) {
 	for _, dir := range dirs {
 		path := filepath.Join(dir, name)
 		if Executable(path) == nil {
