@@ -157,14 +157,18 @@ func addGitConfig(fixed, given map[string]string, entries [][2]string) error {
 }
 
 // credentials are the agent's rules, judged.
-func (b *Builder) credentials(a *agent.Agent) ([]wire.Credential, error) {
+func (b *Builder) credentials(a *agent.Agent, look func() (*outer, error)) ([]wire.Credential, error) {
 	var out []wire.Credential
 	for _, c := range a.GitCredentials {
 		if _, err := gitcred.ParseRule(c.URL); err != nil {
 			return nil, refusedConfig(a, fmt.Errorf("gitCredentials: %w", err))
 		}
 		if len(c.Command) > 0 {
-			if err := b.hostProgram(a, c.Command); err != nil {
+			o, err := look()
+			if err == nil {
+				err = o.judge(c.Command)
+			}
+			if err != nil {
 				return nil, refusedConfig(a, fmt.Errorf("gitCredentials: %w", err))
 			}
 		}
@@ -176,17 +180,43 @@ func (b *Builder) credentials(a *agent.Agent) ([]wire.Credential, error) {
 	return out, nil
 }
 
-// hostProgram refuses a command that runs outside the boundary and that an agent could
-// change: it, a file among its arguments, what one of them names as its interpreter, or a
-// link on the way to any of these, in a folder that agents write.
-func (b *Builder) hostProgram(a *agent.Agent, argv []string) error {
-	writable, err := b.writableReal(a)
+// outer judges what runs outside the boundary for an agent, by one look at what agents can write.
+type outer struct {
+	b        *Builder
+	writable []string // folders that agents and their servers can write, by each name
+	path     string   // PATH of what runs outside: without the directories that an agent can fill
+}
+
+// outer looks at all folders that agents can write: those of all agents below ROOT, too. That takes
+// its time, so it is asked for only where something runs outside.
+func (b *Builder) outer(a *agent.Agent) (*outer, error) {
+	writable, err := b.writable(a)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	places := b.places(argv, b.hostPath(writable))
-	for _, path := range places {
-		if dir := holder(path, writable); dir != "" {
+	o := &outer{b: b}
+	for _, w := range append(writable, filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
+		o.writable = append(o.writable, w, realPath(b.Host, w))
+	}
+	dirs := systemPath
+	if path := getenv(b.Environ, "PATH"); path != "" && !b.Direct {
+		dirs = filepath.SplitList(path)
+	}
+	var path []string
+	for _, dir := range slices.Concat(dirs, systemPath) {
+		if filepath.IsAbs(dir) && !slices.Contains(path, dir) && !slices.ContainsFunc(trail(b.Host, dir), func(p string) bool { return holder(p, o.writable) != "" }) {
+			path = append(path, dir)
+		}
+	}
+	o.path = strings.Join(path, ":")
+	return o, nil
+}
+
+// judge refuses a command that an agent could change: it, a file among its arguments, what one of
+// them names as its interpreter, or a link on the way to any of these, in a folder that agents write.
+func (o *outer) judge(argv []string) error {
+	for _, path := range o.places(argv) {
+		if dir := holder(path, o.writable); dir != "" {
 			return fmt.Errorf("%s runs outside the sandbox, or leads to what does, and lies in %s, which an agent can write; put it elsewhere", path, dir)
 		}
 	}
@@ -194,10 +224,10 @@ func (b *Builder) hostProgram(a *agent.Agent, argv []string) error {
 }
 
 // places are where all lies that decides what runs by a command.
-func (b *Builder) places(argv []string, searched string) (places []string) {
+func (o *outer) places(argv []string) (places []string) {
 	for _, arg := range argv {
 		if filepath.IsAbs(arg) {
-			places = append(places, b.involved(arg, searched, maxInterpreters)...)
+			places = append(places, o.involved(arg, maxInterpreters)...)
 		}
 	}
 	return places
@@ -222,29 +252,14 @@ func (b *Builder) outside(a *agent.Agent) (places []string) {
 	if len(slices.Concat(commands...)) == 0 {
 		return nil
 	}
-	writable, err := b.writableReal(a)
+	o, err := b.outer(a)
 	if err != nil {
 		return nil // nor does it start
 	}
-	searched := b.hostPath(writable)
 	for _, argv := range commands {
-		places = append(places, b.places(argv, searched)...)
+		places = append(places, o.places(argv)...)
 	}
 	return places
-}
-
-// writableReal are the folders that agents and their servers can write, by each name: also those
-// below ROOT, of all agents.
-func (b *Builder) writableReal(a *agent.Agent) ([]string, error) {
-	writable, err := b.writable(a)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, w := range append(writable, filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
-		out = append(out, w, realPath(b.Host, w))
-	}
-	return out, nil
 }
 
 // holder is the folder among dirs that path lies in, or "".
@@ -257,33 +272,6 @@ func holder(path string, dirs []string) string {
 	return ""
 }
 
-// hostPathFor is hostPath where something of the agent's runs outside: to look at all folders that
-// agents can write takes its time.
-func (b *Builder) hostPathFor(a *agent.Agent, credentials []wire.Credential, servers []wire.MCPServer) (string, error) {
-	if slices.ContainsFunc(credentials, func(c wire.Credential) bool { return len(c.Command) > 0 }) ||
-		slices.ContainsFunc(servers, func(s wire.MCPServer) bool { return s.Host && s.Policy == nil }) {
-		writable, err := b.writableReal(a)
-		return b.hostPath(writable), err
-	}
-	return "", nil
-}
-
-// hostPath is the PATH of what runs outside for an agent: without the directories that an
-// agent can fill.
-func (b *Builder) hostPath(writable []string) string {
-	dirs := systemPath
-	if path := getenv(b.Environ, "PATH"); path != "" && !b.Direct {
-		dirs = filepath.SplitList(path)
-	}
-	var out []string
-	for _, dir := range slices.Concat(dirs, systemPath) {
-		if filepath.IsAbs(dir) && !slices.Contains(out, dir) && !slices.ContainsFunc(trail(b.Host, dir), func(p string) bool { return holder(p, writable) != "" }) {
-			out = append(out, dir)
-		}
-	}
-	return strings.Join(out, ":")
-}
-
 const (
 	// maxInterpreters is how many interpreters the kernel follows, one script to the next.
 	maxInterpreters = 5
@@ -293,8 +281,8 @@ const (
 
 // involved are the files that decide what runs when path is executed: it, each link that leads
 // to it, and the same of the interpreter that its first line names.
-func (b *Builder) involved(path, searched string, left int) []string {
-	out := trail(b.Host, path)
+func (o *outer) involved(path string, left int) []string {
+	out := trail(o.b.Host, path)
 	if left == 0 {
 		return out
 	}
@@ -302,7 +290,7 @@ func (b *Builder) involved(path, searched string, left int) []string {
 	if len(words) == 0 || !filepath.IsAbs(words[0]) {
 		return out
 	}
-	out = append(out, b.involved(words[0], searched, left-1)...)
+	out = append(out, o.involved(words[0], left-1)...)
 	if filepath.Base(words[0]) != "env" {
 		return out
 	}
@@ -311,10 +299,10 @@ func (b *Builder) involved(path, searched string, left int) []string {
 			continue
 		}
 		if !filepath.IsAbs(w) {
-			w, _ = programs.LookIn(filepath.SplitList(searched), w)
+			w, _ = programs.LookIn(filepath.SplitList(o.path), w)
 		}
 		if w != "" {
-			out = append(out, b.involved(w, searched, left-1)...)
+			out = append(out, o.involved(w, left-1)...)
 		}
 		break
 	}

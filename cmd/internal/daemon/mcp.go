@@ -75,7 +75,7 @@ func (b *Builder) findServer(a *agent.Agent, s mcp.Server) (runtimes.Installatio
 }
 
 // servers gives the agent's MCP servers as its supervisor starts or names them.
-func (b *Builder) servers(a *agent.Agent, p sandbox.Policy, secrets []secret.Secret) ([]wire.MCPServer, error) {
+func (b *Builder) servers(a *agent.Agent, p sandbox.Policy, secrets []secret.Secret, look func() (*outer, error)) ([]wire.MCPServer, error) {
 	defs, err := b.serverDefs(a)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (b *Builder) servers(a *agent.Agent, p sandbox.Policy, secrets []secret.Sec
 			}
 			w.Argv = in.Argv(s.Args...)
 			if s.Host {
-				if err := b.hostServer(a, p, s, in, &w); err != nil {
+				if err := b.hostServer(a, p, s, in, &w, look); err != nil {
 					return nil, err
 				}
 			}
@@ -109,8 +109,12 @@ func (b *Builder) servers(a *agent.Agent, p sandbox.Policy, secrets []secret.Sec
 }
 
 // hostServer judges a server that runs outside and gives it its boundary, if it has one.
-func (b *Builder) hostServer(a *agent.Agent, p sandbox.Policy, s mcp.Server, in runtimes.Installation, w *wire.MCPServer) error {
-	if err := b.hostProgram(a, append([]string{in.Program}, w.Argv...)); err != nil {
+func (b *Builder) hostServer(a *agent.Agent, p sandbox.Policy, s mcp.Server, in runtimes.Installation, w *wire.MCPServer, look func() (*outer, error)) error {
+	o, err := look()
+	if err == nil {
+		err = o.judge(append([]string{in.Program}, w.Argv...))
+	}
+	if err != nil {
 		return refusedConfig(a, fmt.Errorf("MCP server %s: %w", s.Name, err))
 	}
 	if !s.Sandbox {

@@ -373,15 +373,19 @@ func (b *Builder) Uncompiled(a *agent.Agent, socket string) (*wire.Spec, error) 
 	if err := b.exposeServers(a, &p); err != nil {
 		return nil, err
 	}
-	servers, err := b.servers(a, p, secrets)
+	var hostPath string // "" where nothing runs outside
+	look := sync.OnceValues(func() (*outer, error) {
+		o, err := b.outer(a)
+		if err == nil {
+			hostPath = o.path
+		}
+		return o, err
+	})
+	servers, err := b.servers(a, p, secrets, look)
 	if err != nil {
 		return nil, err
 	}
-	credentials, err := b.credentials(a)
-	if err != nil {
-		return nil, err
-	}
-	hostPath, err := b.hostPathFor(a, credentials, servers)
+	credentials, err := b.credentials(a, look)
 	if err != nil {
 		return nil, err
 	}
