@@ -67,12 +67,24 @@ func (h Host) Sockets(folders []string) (paths []string, odd bool, err error) {
 		return nil, false, err
 	}
 	defer f.Close()
-	named, odd, err := parseSockets(f)
+	named, odd, at, err := parseSockets(f)
 	if err != nil {
 		return nil, false, err
 	}
-	paths, moved := h.placesOf(named, folders)
+	bound := sync.OnceValue(boundTo)
+	odd = odd || at && relativeAt(bound())
+	paths, moved := h.placesOf(named, folders, bound)
 	return paths, odd || moved, nil
+}
+
+// relativeAt reports whether a file has a relative name that looks like an abstract one.
+func relativeAt(bound map[string][]uint32) bool {
+	for name := range bound {
+		if strings.HasPrefix(name, "@") {
+			return true
+		}
+	}
+	return false
 }
 
 // place is what a name leads to.
@@ -88,12 +100,11 @@ type place struct {
 // from being followed counts in the folders alone: elsewhere it is the host's own doing. A machine
 // with hundreds of agents has thousands of names, and each start asks, so a directory is resolved
 // once for all of its names.
-func (h Host) placesOf(named, folders []string) (paths []string, moved bool) {
+func (h Host) placesOf(named, folders []string, bound func() map[string][]uint32) (paths []string, moved bool) {
 	seen := map[string]bool{}
 	inFolders := func(path string) bool {
 		return slices.ContainsFunc(folders, func(f string) bool { return path == f || strings.HasPrefix(path, strings.TrimSuffix(f, "/")+"/") })
 	}
-	bound := sync.OnceValue(boundTo)
 	take := func(name string, p place) {
 		switch {
 		case errors.Is(p.err, fs.ErrPermission):
@@ -133,8 +144,9 @@ func (h Host) placesOf(named, folders []string) (paths []string, moved bool) {
 
 // parseSockets reads the table: "Num RefCount Protocol Flags Type St Inode Path". Names that
 // are not absolute (a line of a name with a newline in it, too) are odd, and so are two sockets
-// that wait by the same name, of which one can only have been moved or removed.
-func parseSockets(r io.Reader) (paths []string, odd bool, err error) {
+// that wait by the same name, of which one can only have been moved or removed. at: some names begin
+// with "@", which the table has for an abstract name, too.
+func parseSockets(r io.Reader) (paths []string, odd, at bool, err error) {
 	const waiting = 1          // a listener, or a datagram socket; one that came of a listener is 2 or 3
 	known := map[string]bool{} // whether one waits
 	s := bufio.NewScanner(r)
@@ -160,8 +172,10 @@ func parseSockets(r io.Reader) (paths []string, odd bool, err error) {
 		switch {
 		case n < len(fields):
 			odd = true // the rest of a name with a newline
-		case len(rest) == 0 || rest[0] == '@':
-			// without a name, or abstract
+		case len(rest) == 0:
+			// without a name
+		case rest[0] == '@':
+			at = true
 		case rest[0] != '/':
 			odd = true
 		default:
@@ -175,7 +189,7 @@ func parseSockets(r io.Reader) (paths []string, odd bool, err error) {
 			}
 		}
 	}
-	return paths, odd, s.Err()
+	return paths, odd, at, s.Err()
 }
 
 // How much of a folder is looked at for sockets: a start must not take longer in a larger

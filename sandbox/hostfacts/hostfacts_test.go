@@ -26,16 +26,16 @@ ffff888104a3bd00: 00000002 00000000 00000000 0001 03     5 /run/user/1000/bus
 `
 
 func TestTableOfSockets(t *testing.T) {
-	paths, odd, err := parseSockets(strings.NewReader(table))
-	if diff := cmp.Diff([]string{"/run/user/1000/bus", "/home/a/with space.sock"}, paths); diff != "" || odd || err != nil {
-		t.Errorf("odd %v, %v\n%s", odd, err, diff)
+	paths, odd, at, err := parseSockets(strings.NewReader(table))
+	if diff := cmp.Diff([]string{"/run/user/1000/bus", "/home/a/with space.sock"}, paths); diff != "" || odd || !at || err != nil {
+		t.Errorf("odd %v, at %v, %v\n%s", odd, at, err, diff)
 	}
 	for _, line := range []string{
 		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 rel.sock\n",
 		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16131 /home/a/with\nnewline.sock\n",
 		"ffff888104a3b000: 00000002 00000000 00010000 0001 01 16136 /run/user/1000/bus\n",
 	} {
-		if _, odd, err := parseSockets(strings.NewReader(table + line)); !odd || err != nil {
+		if _, odd, _, err := parseSockets(strings.NewReader(table + line)); !odd || err != nil {
 			t.Errorf("%q is not odd (%v)", line, err)
 		}
 	}
@@ -70,7 +70,7 @@ func TestSocketsAreListedWhereTheyLie(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := []string{path("real/plain"), path("link/through"), dir + "/real/deep/../unclean", path("real/deep/behind")}
-	paths, moved := Host{}.placesOf(names, nil)
+	paths, moved := Host{}.placesOf(names, nil, boundTo)
 	slices.Sort(paths)
 	if want := []string{path("real/other"), path("real/plain"), path("real/through"), path("real/unclean")}; moved || !slices.Equal(paths, want) {
 		t.Errorf("moved %v: %q, want %q", moved, paths, want)
@@ -87,7 +87,7 @@ func TestSocketsAreListedWhereTheyLie(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"none", "none/none", "file", "file/none", "real"} {
-		if paths, moved := (Host{}).placesOf([]string{path(name)}, nil); !moved || len(paths) > 0 {
+		if paths, moved := (Host{}).placesOf([]string{path(name)}, nil, boundTo); !moved || len(paths) > 0 {
 			t.Errorf("%s: %q, moved %v", name, paths, moved)
 		}
 	}
@@ -97,7 +97,7 @@ func FuzzTableOfSockets(f *testing.F) {
 	f.Add(table)
 	f.Add("\n\n /\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		paths, _, _ := parseSockets(strings.NewReader(text))
+		paths, _, _, _ := parseSockets(strings.NewReader(text))
 		for _, p := range paths {
 			if !strings.HasPrefix(p, "/") {
 				t.Errorf("%q is not absolute", p)
