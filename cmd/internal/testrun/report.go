@@ -41,7 +41,8 @@ func (id testID) compare(other testID) int {
 // outcome is how a test ended: "pass", "fail" or "skip".
 type outcome struct {
 	Action string
-	Reason string // of a skip: what the test said
+	Reason string  // of a skip: what the test said
+	Took   float64 // seconds
 }
 
 // report collects the events of any number of `go test -json` runs.
@@ -157,12 +158,13 @@ func (r *report) add(e event) {
 			r.endPackage(id.Package, e)
 			return
 		}
-		r.endTest(id, e.Action)
+		r.endTest(id, e)
 	}
 }
 
-func (r *report) endTest(id testID, action string) {
-	result := outcome{Action: action}
+func (r *report) endTest(id testID, e event) {
+	action := e.Action
+	result := outcome{Action: action, Took: e.Elapsed}
 	switch action {
 	case "skip":
 		result.Reason = skipReason(r.output[id])
@@ -337,6 +339,21 @@ func (r *report) totals() (passed, failed, skipped int) {
 	return passed, failed + len(r.broken), skipped
 }
 
+// longest are the tests that took longest and at least 10 seconds, ten at most: where to look for a
+// shorter run.
+func (r *report) longest() (lines []string) {
+	ids := slices.DeleteFunc(slices.Collect(maps.Keys(r.tests)), func(id testID) bool {
+		return strings.Contains(id.Test, "/") || r.tests[id].Took < 10
+	})
+	slices.SortFunc(ids, func(a, b testID) int {
+		return cmp.Or(cmp.Compare(r.tests[b].Took, r.tests[a].Took), a.compare(b))
+	})
+	for _, id := range ids[:min(10, len(ids))] {
+		lines = append(lines, fmt.Sprintf("%7s  %s", seconds(r.tests[id].Took), id))
+	}
+	return lines
+}
+
 // summary prints the skips with their reasons, the failures, and the totals last.
 func (r *report) summary(missed []string) {
 	var skips, failures []string
@@ -354,7 +371,7 @@ func (r *report) summary(missed []string) {
 	for _, part := range []struct {
 		title string
 		lines []string
-	}{{"skipped", skips}, {"failed", failures}, {"unsteady: failed, and passed when run once more", r.unsteady}, {"left out", r.leftOut}, {"must run, but did not", missed}} {
+	}{{"skipped", skips}, {"failed", failures}, {"unsteady: failed, and passed when run once more", r.unsteady}, {"left out", r.leftOut}, {"must run, but did not", missed}, {"longest", r.longest()}} {
 		if len(part.lines) == 0 {
 			continue
 		}

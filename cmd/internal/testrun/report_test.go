@@ -22,9 +22,9 @@ const sample = `{"Action":"start","Package":"example.org/m/a"}
 {"Action":"output","Package":"example.org/m/a","Test":"TestSkipped","Output":"        sysctl says 0\n"}
 {"Action":"output","Package":"example.org/m/a","Test":"TestSkipped","Output":"--- SKIP: TestSkipped (0.00s)\n"}
 {"Action":"skip","Package":"example.org/m/a","Test":"TestSkipped","Elapsed":0}
-{"Action":"pass","Package":"example.org/m/a","Test":"TestTable/one","Elapsed":0}
+{"Action":"pass","Package":"example.org/m/a","Test":"TestTable/one","Elapsed":12.5}
 {"Action":"skip","Package":"example.org/m/a","Test":"TestTable/two","Elapsed":0}
-{"Action":"pass","Package":"example.org/m/a","Test":"TestTable","Elapsed":0}
+{"Action":"pass","Package":"example.org/m/a","Test":"TestTable","Elapsed":12.5}
 {"Action":"output","Package":"example.org/m/a","Test":"TestBad","Output":"    a_test.go:20: got 1, want 2\n"}
 {"Action":"fail","Package":"example.org/m/a","Test":"TestBad","Elapsed":0}
 {"Action":"output","Package":"example.org/m/a","Output":"FAIL\n"}
@@ -49,10 +49,10 @@ func read(t *testing.T, stream string) (*report, *bytes.Buffer) {
 func TestReportCountsEachKindOfEnd(t *testing.T) {
 	r, out := read(t, sample)
 	want := map[testID]outcome{
-		{"a", "TestGood"}:      {Action: "pass"},
+		{"a", "TestGood"}:      {Action: "pass", Took: 0.1},
 		{"a", "TestSkipped"}:   {Action: "skip", Reason: "no user namespaces: sysctl says 0"},
-		{"a", "TestTable"}:     {Action: "pass"},
-		{"a", "TestTable/one"}: {Action: "pass"},
+		{"a", "TestTable"}:     {Action: "pass", Took: 12.5},
+		{"a", "TestTable/one"}: {Action: "pass", Took: 12.5},
 		{"a", "TestTable/two"}: {Action: "skip", Reason: "no reason given"},
 		{"a", "TestBad"}:       {Action: "fail"},
 		{"c", "TestPanics"}:    {Action: "fail"},
@@ -74,7 +74,7 @@ func TestReportCountsEachKindOfEnd(t *testing.T) {
 	if got, want := lines[len(lines)-1], "3 passed, 3 failed, 2 skipped"; got != want {
 		t.Errorf("last line %q, want %q", got, want)
 	}
-	for _, text := range []string{"a TestSkipped: no user namespaces: sysctl says 0", "b (the package itself)", "a TestX: skipped: y"} {
+	for _, text := range []string{"a TestSkipped: no user namespaces: sysctl says 0", "b (the package itself)", "a TestX: skipped: y", "longest:\n    12.5s  a TestTable\n\n"} {
 		if !strings.Contains(out.String(), text) {
 			t.Errorf("summary lacks %q:\n%s", text, out)
 		}
