@@ -136,7 +136,7 @@ func (s *Supervision) wish(id string, run, join bool, f func(ctx context.Context
 		close(now.done)
 		// While it was under way, a person's stop could not be told from what it brought about.
 		if ctx.Err() == nil && errors.Is(now.err, daemon.ErrSuperseded) {
-			s.hear(id)
+			s.hear(id, true)
 		}
 	})
 	return s.outcome(now)
@@ -519,17 +519,11 @@ func (s *Supervision) leftStopped(ctx context.Context, id string) bool {
 	if err != nil {
 		return false
 	}
-	active, _ := p.String("ActiveState")
-	line, _ := p.String("StatusText")
-	if active != "inactive" || line != supervisor.StoppedWord {
+	if !s.stopped(ctx, p) {
 		return false
 	}
-	p, err = s.o.Conn.Properties(ctx, units.SliceName(id))
-	if err != nil {
-		return false
-	}
-	active, _ = p.String("ActiveState")
-	return active == "active"
+	active, err := s.o.Conn.Active(ctx, units.SliceName(id))
+	return err == nil && active == "active"
 }
 
 // follow watches an agent until it is forgotten; s.mu is held.
@@ -555,15 +549,15 @@ func (s *Supervision) watch(ctx context.Context, id string) {
 	for change := range changes {
 		s.tidy(id, change)
 		if !onTheWay(change) {
-			s.hear(id)
+			s.hear(id, false)
 		}
 	}
 }
 
 // hear takes over what a person did to the agent. A stop counts here after it does elsewhere: a
-// start that comes in between is heard of when the agent runs.
-func (s *Supervision) hear(id string) {
-	switch s.byHand(id) {
+// start that comes in between is heard of when the agent runs. Canceled: a start of ours was.
+func (s *Supervision) hear(id string, canceled bool) {
+	switch s.byHand(id, canceled) {
 	case control.StateStopped:
 		if s.o.Stopped != nil {
 			s.o.Stopped(id)
@@ -612,7 +606,7 @@ func changing(active string) bool {
 // byHand says what a person did to the agent: it runs, or it is stopped although the last
 // wish, carried out long since, was that it runs; not by its own end, and not with the
 // whole session. Empty: neither.
-func (s *Supervision) byHand(id string) string {
+func (s *Supervision) byHand(id string, canceled bool) string {
 	run, idle := s.lastWish(id)
 	if !idle {
 		return ""
@@ -631,26 +625,15 @@ func (s *Supervision) byHand(id string) string {
 		return ""
 	}
 	active, _ := p.String("ActiveState")
-	line, _ := p.String("StatusText")
-	code, _ := p.Int32("ExecMainCode")
-	status, _ := p.Int32("ExecMainStatus")
-	result, _ := p.String("Result")
-	switch {
-	case line == "" && code == killed && status == int32(syscall.SIGTERM): // before it could say so
-		line = supervisor.StoppedWord
-	case active == "inactive" && run && err == nil && result != "success" && !s.probeFailed(ctx):
-		// It failed, and is not failed: while it waited for its next start somebody stopped it, unless
-		// it could not start for the probe.
-		line = supervisor.StoppedWord
-	}
+	stopped := canceled && active == "inactive" || s.stopped(ctx, p)
 	if load, _ := p.String("LoadState"); err != nil || load == "not-found" {
 		// Gone with its slice, or with the slice of all.
-		active, line = "inactive", supervisor.StoppedWord
+		active, stopped = "inactive", true
 	}
 	switch {
 	case active == "active" && !run:
 		return control.StateRunning
-	case active != "inactive" || line != supervisor.StoppedWord || !run:
+	case !stopped || !run:
 		return ""
 	}
 	// At logout and shutdown systemd stops everything; what was wanted comes back then.
@@ -676,6 +659,25 @@ func (s *Supervision) byHand(id string) string {
 		}
 	}
 	return control.StateStopped
+}
+
+// stopped reports whether a service that lies there was stopped, and did not end by itself.
+func (s *Supervision) stopped(ctx context.Context, p dbusctl.Properties) bool {
+	if !says(p, "ActiveState", "inactive") {
+		return false
+	}
+	line, _ := p.String("StatusText")
+	code, _ := p.Int32("ExecMainCode")
+	status, _ := p.Int32("ExecMainStatus")
+	switch {
+	case line == "" && code == killed && status == int32(syscall.SIGTERM): // before it could say so
+		return true
+	case !says(p, "Result", "success") && !s.probeFailed(ctx):
+		// It failed, and is not failed: while it waited for its next start somebody stopped it, unless
+		// it could not start for the probe.
+		return true
+	}
+	return line == supervisor.StoppedWord
 }
 
 // probeFailed reports whether no sandboxed agent can start, as far as the manager says.

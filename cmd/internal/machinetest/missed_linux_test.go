@@ -1,0 +1,62 @@
+// A person's word that comes while the daemon, the manager or the bus is elsewhere.
+
+package machinetest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"agentconnect.md/sandbox/cmd/internal/control"
+	"agentconnect.md/sandbox/units"
+)
+
+// staysStopped checks that an agent is stopped, and that the daemon took that for a person's wish.
+func (m *machine) staysStopped(id string) {
+	m.t.Helper()
+	m.until("the stop of "+id+" is remembered", func() bool {
+		return !slices.Contains(m.wanted(), id) && m.agent(id).State == control.StateStopped
+	})
+	m.gone(id)
+}
+
+// A start may wait for its turn, as behind a probe, and be stopped before anything ran.
+func TestStopByHandOfAStartThatWaits(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	m.start("alice")
+	m.works("alice")
+	m.mustAC("agent", "stop", "alice")
+	drop := dropins + "/agentconnect-probe.service.d/slow.conf"
+	m.file(drop, "[Service]\nExecReload=/bin/sleep 3\n", 0o644)
+	m.mustCTL("daemon-reload")
+	m.mustCTL("reload", "--no-block", units.Probe)
+	start := m.begin("agentconnect", "agent", "start", "alice")
+	m.until("its start waits", func() bool { return m.show(service("alice"), "Job") != "" && m.show(service("alice"), "Job") != "0" })
+	start.waits()
+	m.mustCTL("stop", service("alice"))
+	<-start.ended
+	m.staysStopped("alice")
+	m.mustAC("restart")
+	m.staysStopped("alice")
+	m.start("alice")
+	m.works("alice")
+}
+
+// With no daemon, a stop may come before the supervisor can write it down.
+func TestStopByHandInTheMiddleOfAStartWithoutADaemon(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	service := units.ServiceName("alice")
+	for i := range 10 {
+		m.start("alice")
+		m.works("alice")
+		m.mustCTL("stop", "agentconnect.service")
+		// Its spec is kept over the restart, which needs no daemon.
+		m.run("sh", "-c", fmt.Sprintf("systemctl --user kill -s KILL --kill-who=main '%[1]s'; while [ \"$(systemctl --user show --value -p SubState '%[1]s')\" != start ]; do :; done; sleep 0.%03[2]d; systemctl --user stop '%[1]s'", service, 3*i))
+		m.up()
+		m.staysStopped("alice")
+	}
+}
