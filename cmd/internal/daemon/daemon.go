@@ -272,8 +272,9 @@ func (d *Daemon) takeStops() {
 		d.log.Error("stops by hand are not known", "error", err)
 	}
 	for _, id := range ids {
-		// One that failed was started since.
-		if s := d.sup.State(id).State; s == "" || s == control.StateStopped {
+		// One that failed was started since. One that is about to stop counts, for else it would be
+		// started anew at once.
+		if s := d.sup.State(id).State; s == "" || s == control.StateStopped || s == control.StateStopping {
 			d.stoppedByHand(id)
 		}
 		if err := stops.Drop(root, id); err != nil {

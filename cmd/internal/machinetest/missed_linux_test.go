@@ -4,6 +4,7 @@ package machinetest
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 
@@ -42,6 +43,31 @@ func TestStopByHandOfAStartThatWaits(t *testing.T) {
 	m.staysStopped("alice")
 	m.start("alice")
 	m.works("alice")
+}
+
+// A stop may take a while, and a daemon may come up meanwhile.
+func TestStopByHandThatANewDaemonFindsUnderWay(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	// Without a boundary, for else the probe of the daemon that comes up waits for the stop.
+	m.add("alice", "--no-sandbox", "--command", "/bin/sh", "--arg", "-c", "--arg", "trap '' TERM; while :; do sleep 1; done")
+	m.free = []string{"alice"}
+	for _, unit := range []string{service("alice"), "agentconnect-alice.slice"} {
+		m.start("alice")
+		m.becomes("alice", control.StateRunning)
+		m.mustCTL("stop", "agentconnect.service")
+		m.mustCTL("stop", "--no-block", unit)
+		m.until("it stops", func() bool { return m.show(service("alice"), "ActiveState") == "deactivating" })
+		m.until("somebody wrote it down", func() bool {
+			list, _ := os.ReadDir(root + "/state/stopped")
+			return len(list) > 0
+		})
+		m.up()
+		m.until("the stop is over", func() bool { return len(m.of("alice")) == 0 })
+		m.staysStopped("alice")
+		m.mustAC("restart")
+		m.staysStopped("alice")
+	}
 }
 
 // With no daemon, a stop may come before the supervisor can write it down.
