@@ -127,6 +127,7 @@ type Daemon struct {
 	configErr string
 	warnings  []string
 	probe     *control.Probe
+	probeWas  time.Time // of the result that lay there when the last probe of ours began
 	wanted    *wanted
 	records   map[string]*record
 	execs     int
@@ -584,6 +585,10 @@ func (d *Daemon) runProbe(ctx context.Context) control.Probe {
 	defer d.probing.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
+	var was time.Time
+	if lies, err := ReadProbe(d.config().Root); err == nil {
+		was = lies.At
+	}
 	p := d.o.Probe(ctx, d.run.Path)
 	if p.Checks == nil {
 		p.Checks = []control.Check{}
@@ -592,7 +597,7 @@ func (d *Daemon) runProbe(ctx context.Context) control.Probe {
 	if d.probe == nil {
 		close(d.probed)
 	}
-	d.probe = &p
+	d.probe, d.probeWas = &p, was
 	d.mu.Unlock()
 	defer d.remote.localChanged()
 	if p.OK {
@@ -646,20 +651,25 @@ func (d *Daemon) gate(a *agent.Agent) error {
 }
 
 // probedSince gives the result of a probe that passed after old, where the probe's unit was
-// started or reloaded by others: whoever starts an agent starts it. It gives old without one.
+// started or reloaded by others: whoever starts an agent starts it. It gives old without one. A
+// result is told from those before by its time being another: the clock may have been set back.
 func (d *Daemon) probedSince(old *control.Probe) *control.Probe {
 	if d.sup.Name() == "direct" {
 		return old
 	}
 	p, err := ReadProbe(d.config().Root)
-	if err != nil || !p.OK || !p.At.After(old.At) {
+	if err != nil || !p.OK {
 		return old
 	}
 	d.mu.Lock()
-	if d.probe == old {
+	known := p.At.Equal(old.At) || p.At.Equal(d.probeWas)
+	if !known && d.probe == old {
 		d.probe = p
 	}
 	d.mu.Unlock()
+	if known {
+		return old
+	}
 	d.log.Info("the probe has passed since", "at", p.At)
 	select {
 	case d.passed <- struct{}{}:
