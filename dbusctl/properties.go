@@ -48,6 +48,16 @@ func (p Properties) Uint64(name string) (uint64, bool) {
 // Strings is a property such as Requires and DropInPaths.
 func (p Properties) Strings(name string) ([]string, bool) { return get[[]string](p, name) }
 
+// Job reports whether a job of the unit runs, or waits for its turn: the unit is about to change.
+func (p Properties) Job() bool {
+	job, _ := get[[]any](p, "Job") // its number, 0 for none, and its object
+	if len(job) == 0 {
+		return false
+	}
+	id, _ := job[0].(uint32)
+	return id != 0
+}
+
 // Names are the properties that are there, in no order.
 func (p Properties) Names() []string {
 	names := make([]string, 0, len(p.m))

@@ -45,6 +45,37 @@ func TestStopByHandOfAStartThatWaits(t *testing.T) {
 	m.works("alice")
 }
 
+// A restart may wait between its stop and its start; that is no wish to be remembered, and a
+// daemon that dies meanwhile leaves the agent wanted.
+func TestRestartByHandThatWaits(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	m.start("alice")
+	m.works("alice")
+	drop := dropins + "/agentconnect-probe.service.d/slow.conf"
+	m.file(drop, "[Service]\nExecReload=/bin/sleep 4\n", 0o644)
+	m.mustCTL("daemon-reload")
+	for _, last := range []string{"start", "stop"} {
+		m.mustCTL("reload", "--no-block", units.Probe)
+		m.mustCTL("restart", "--no-block", service("alice"))
+		m.until("its start waits", func() bool { return m.show(service("alice"), "ActiveState") == "inactive" })
+		if last == "stop" {
+			m.mustCTL("stop", service("alice"))
+			m.staysStopped("alice")
+			continue
+		}
+		// The daemon looks at the agent more than once before the start has its turn.
+		m.until("the start has its turn", func() bool {
+			if !slices.Contains(m.wanted(), "alice") {
+				t.Fatal("a restart is taken for a stop")
+			}
+			return m.show(service("alice"), "ActiveState") != "inactive"
+		})
+		m.works("alice")
+	}
+}
+
 // A stop may take a while, and a daemon may come up meanwhile.
 func TestStopByHandThatANewDaemonFindsUnderWay(t *testing.T) {
 	m := newMachine(t)

@@ -625,7 +625,7 @@ func (s *Supervision) byHand(id string, canceled bool) string {
 		return ""
 	}
 	active, _ := p.String("ActiveState")
-	stopped := canceled && active == "inactive" || s.stopped(ctx, p)
+	stopped := canceled && lies(p) || s.stopped(ctx, p)
 	if load, _ := p.String("LoadState"); err != nil || load == "not-found" {
 		// Gone with its slice, or with the slice of all.
 		active, stopped = "inactive", true
@@ -652,18 +652,20 @@ func (s *Supervision) byHand(id string, canceled bool) string {
 	}
 	// All that took a while, in which it may have been started again, as by a restart.
 	if p, err := s.o.Conn.Properties(ctx, units.ServiceName(id)); err == nil {
-		active, _ := p.String("ActiveState")
-		load, _ := p.String("LoadState")
-		if load != "not-found" && active != "inactive" {
+		if !says(p, "LoadState", "not-found") && !lies(p) {
 			return ""
 		}
 	}
 	return control.StateStopped
 }
 
+// lies reports whether a service does not run, and is not about to, as one is whose restart waits
+// for the probe.
+func lies(p dbusctl.Properties) bool { return says(p, "ActiveState", "inactive") && !p.Job() }
+
 // stopped reports whether a service that lies there was stopped, and did not end by itself.
 func (s *Supervision) stopped(ctx context.Context, p dbusctl.Properties) bool {
-	if !says(p, "ActiveState", "inactive") {
+	if !lies(p) {
 		return false
 	}
 	line, _ := p.String("StatusText")
