@@ -243,7 +243,7 @@ func (d *Daemon) manage() error {
 // starts it.
 func (d *Daemon) stoppedByHand(id string) {
 	d.mu.Lock()
-	err := d.wanted.set(id, false)
+	err := d.wanted.heard(id, false)
 	d.mu.Unlock()
 	if err != nil {
 		d.log.Error("a stop by hand is not remembered", "agent", id, "error", err)
@@ -256,11 +256,21 @@ func (d *Daemon) stoppedByHand(id string) {
 // spec says so, too; but that may have come before an earlier stop was heard of.
 func (d *Daemon) startedByHand(id string) {
 	d.mu.Lock()
-	err := d.wanted.set(id, true)
+	err := d.wanted.heard(id, true)
 	d.mu.Unlock()
 	if err != nil {
 		d.log.Error("a start by hand is not remembered", "agent", id, "error", err)
 	}
+}
+
+// saveWanted writes down what could not be before.
+func (d *Daemon) saveWanted() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.wanted.unsaved {
+		return nil
+	}
+	return d.wanted.save()
 }
 
 // takeStops takes over the stops that were seen by nobody but the agents' supervisors. A
@@ -550,6 +560,9 @@ func (d *Daemon) ended(ctx context.Context) error {
 	defer cancel()
 	if err := d.sup.Close(stop); err != nil {
 		d.log.Warn("agents did not stop in time and were killed", "error", err)
+	}
+	if err := d.saveWanted(); err != nil {
+		d.log.Error("wanted agents", "error", err)
 	}
 	// At the end of a session the bus may be gone already.
 	asking, enough := context.WithTimeout(context.Background(), askTimeout)

@@ -145,7 +145,7 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 	if _, _, err = conn.WriteMsgUnix(append(answer, '\n'), unix.UnixRights(int(sealed.Fd())), nil); err != nil {
 		return err
 	}
-	return d.wanted.set(req.Agent, true)
+	return d.wanted.heard(req.Agent, true)
 }
 
 func (d *Daemon) specFor(conn *net.UnixConn, req *wire.Request) (*wire.Spec, error) {

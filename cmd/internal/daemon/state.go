@@ -89,6 +89,8 @@ type wanted struct {
 	path  string
 	known bool // there was a list
 	ids   map[string]bool
+	// unsaved: the list has words that could not be written down yet.
+	unsaved bool
 }
 
 type wantedFile struct {
@@ -145,16 +147,33 @@ func (w *wanted) list() []string {
 
 // set changes the wish for id and writes it down; on an error nothing is changed.
 func (w *wanted) set(id string, on bool) error {
-	if w.ids[id] == on {
+	if w.ids[id] == on && !w.unsaved {
 		return nil
 	}
-	old := w.ids[id]
+	old, unsaved := w.ids[id], w.unsaved
 	w.put(id, on)
-	if err := writeState(w.path, wantedFile{Agents: w.list()}); err != nil {
+	err := w.save()
+	if err != nil {
 		w.put(id, old)
-		return err
+		w.unsaved = unsaved
 	}
-	return nil
+	return err
+}
+
+// heard is set for what a person did already: it is so, and written down later where it cannot be
+// now.
+func (w *wanted) heard(id string, on bool) error {
+	if w.ids[id] == on && !w.unsaved {
+		return nil
+	}
+	w.put(id, on)
+	return w.save()
+}
+
+func (w *wanted) save() error {
+	err := writeState(w.path, wantedFile{Agents: w.list()})
+	w.unsaved = err != nil
+	return err
 }
 
 func (w *wanted) put(id string, on bool) {
