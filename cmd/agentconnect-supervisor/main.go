@@ -85,8 +85,10 @@ func run() int {
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(startMemory)
 	// When the daemon is gone so is the reader of our stderr: a word there must not end us
-	// before the agent has ended. Caught and not ignored, since a runtime would inherit that.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	// before the agent has ended. Nor must SIGHUP, which asks for a reload mostly: systemd takes an
+	// end by it for a good one, and would start no other. Caught and not ignored, since a runtime
+	// would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	opts := supervisor.Options{Log: log, Notify: notify, Build: version.Version}
