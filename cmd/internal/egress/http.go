@@ -243,6 +243,9 @@ func (r *request) target(target string, hosts []string) error {
 	authority, defaultPort := "", uint16(0)
 	switch {
 	case r.method == "CONNECT":
+		if r.length != 0 {
+			return errBadHTTP // a proxy that passes over it takes the body as what goes through
+		}
 		authority, r.through = target, true
 	case target == "*" && r.method == "OPTIONS":
 	case strings.HasPrefix(target, "/"):

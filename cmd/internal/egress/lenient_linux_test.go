@@ -531,6 +531,49 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 	}
 }
 
+// A CONNECT has no body, and a proxy that passes over the length of one takes what follows as what
+// goes through it.
+func TestWhatGoesThroughAProxyIsJudgedWhateverItsRequestSaysOfABody(t *testing.T) {
+	w := theWorld(t)
+	cert, pool := certificate(t, "good.example", "evil.net")
+	w.server(t, w.internet, webA+":8080", forwarder(w, map[string]string{"good.example:443": webB + ":443"}))
+	w.server(t, w.internet, webB+":443", func(c net.Conn) { echo(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})) })
+	w.name(t, "proxy.example", "A "+webA)
+	a := w.cage(t, policy("proxy.example:8080", "good.example"))
+	through := func(c net.Conn, header, name string) error {
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		fmt.Fprintf(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example:443\r\n%s\r\n", header)
+		r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect})
+		if err != nil {
+			return err
+		}
+		if r.StatusCode != http.StatusOK {
+			return errors.New(r.Status)
+		}
+		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
+		if _, err := s.Write([]byte("hi")); err != nil {
+			return err
+		}
+		_, err = io.ReadFull(s, make([]byte, 2))
+		return err
+	}
+	const body = "Content-Length: 1000000\r\n"
+	direct, err := net.Dial("tcp", webA+":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close()
+	if err := through(direct, body, "evil.net"); err != nil {
+		t.Errorf("the control: %v", err)
+	}
+	if through(a.connect("proxy.example", 8080), body, "evil.net") == nil {
+		t.Error("another server's name passes a proxy as the body of a request")
+	}
+	if err := through(a.connect("proxy.example", 8080), "Content-Length: 0\r\n", "good.example"); err != nil {
+		t.Errorf("a request that says it has none: %v", err)
+	}
+}
+
 // Each way through a proxy is another layer that is looked at: a server that always says yes
 // would have them grow without end.
 func TestWaysThroughProxiesAreBounded(t *testing.T) {
