@@ -27,6 +27,7 @@ const (
 	maxUDP      = 1232
 	ttl         = 60 // seconds, of every answer
 	dnsIdle     = 10 * time.Second
+	acceptPause = 50 * time.Millisecond
 	lookupTime  = 10 * time.Second
 )
 
@@ -106,8 +107,18 @@ func (g *Gateway) serveDNSTCP(ctx context.Context, l net.Listener, conns, slots 
 			return nil
 		}
 		c, err := l.Accept()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return err
+		}
+		if err != nil {
+			// Out of descriptors: wait for one to come free, not in a tight loop.
+			<-conns
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(acceptPause):
+			}
+			continue
 		}
 		wg.Go(func() {
 			defer func() { c.Close(); <-conns }()

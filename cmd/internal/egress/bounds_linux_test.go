@@ -1,0 +1,113 @@
+// What an agent can make its gateway hold, and what must survive when it holds too much.
+
+package egress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/wire"
+)
+
+// noisy tells of each accept that failed.
+type noisy struct {
+	net.Listener
+	failed chan error
+}
+
+func (n noisy) Accept() (net.Conn, error) {
+	c, err := n.Listener.Accept()
+	if err != nil {
+		select {
+		case n.failed <- err:
+		default:
+		}
+	}
+	return c, err
+}
+
+func TestNamesAreServedAgainWhenDescriptorsComeFree(t *testing.T) {
+	theWorld(t) // with a loopback
+	g, err := New(Config{Agent: "alice", Egress: wire.Egress{Policy: rules.Policy{Allow: []string{"host:1"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- g.ServeDNS(ctx, nil, []net.Listener{noisy{l, failed}}) }()
+	defer func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	// The connection is made in the kernel; there is no descriptor to accept it with.
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := os.NewFile(uintptr(fd), "client")
+	defer client.Close()
+	next, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lowest := next.Fd()
+	next.Close()
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(lowest), Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	to := syscall.SockaddrInet4{Port: l.Addr().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}}
+	if err := syscall.Connect(fd, &to); err != nil {
+		restore()
+		t.Fatal(err)
+	}
+	select {
+	case err = <-failed:
+	case <-time.After(20 * time.Second):
+	}
+	restore()
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Fatalf("accepting: %v, want no descriptor", err)
+	}
+	c, err := net.FileConn(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	m := new(dns.Msg)
+	m.SetQuestion("host.", dns.TypeA)
+	d := &dns.Conn{Conn: c}
+	if err := d.WriteMsg(m); err != nil {
+		t.Fatal(err)
+	}
+	r, err := d.ReadMsg()
+	if err != nil || len(r.Answer) != 1 {
+		t.Errorf("after descriptors came free: %v, %v", r, err)
+	}
+}
