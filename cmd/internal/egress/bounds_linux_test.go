@@ -4,9 +4,12 @@ package egress
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
 	"os"
+	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -109,5 +112,61 @@ func TestNamesAreServedAgainWhenDescriptorsComeFree(t *testing.T) {
 	r, err := d.ReadMsg()
 	if err != nil || len(r.Answer) != 1 {
 		t.Errorf("after descriptors came free: %v, %v", r, err)
+	}
+}
+
+// bomb is a query behind whose question stands one record with as many names as fit, each of them
+// two bytes in the packet and a thousand in memory.
+func bomb(t *testing.T, size int) []byte {
+	t.Helper()
+	m := new(dns.Msg)
+	m.SetQuestion("evil.net.", dns.TypeA)
+	raw, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary.BigEndian.PutUint16(raw[10:], 1) // additional records
+	at := len(raw)
+	for _, n := range []int{63, 63, 63, 61} {
+		raw = append(raw, byte(n))
+		raw = append(raw, strings.Repeat("\x01", n)...)
+	}
+	raw = append(raw, 0)
+	raw = binary.BigEndian.AppendUint16(raw, dns.TypeHIP)
+	raw = binary.BigEndian.AppendUint16(raw, dns.ClassINET)
+	raw = binary.BigEndian.AppendUint32(raw, 0)
+	names := (size - len(raw) - 6) / 2
+	raw = binary.BigEndian.AppendUint16(raw, uint16(4+2*names))
+	raw = append(raw, 0, 0, 0, 0)
+	for range names {
+		raw = binary.BigEndian.AppendUint16(raw, uint16(0xc000|at))
+	}
+	return raw
+}
+
+func TestAQueryCostsNoMoreThanItsQuestion(t *testing.T) {
+	g, err := New(Config{Agent: "alice"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	many := bomb(t, dns.MaxMsgSize)
+	questions := append([]byte(nil), many...)
+	binary.BigEndian.PutUint16(questions[4:], 1000)
+	for name, c := range map[string]struct {
+		raw   []byte
+		rcode int
+	}{"a record of names": {many, dns.RcodeNameError}, "a thousand questions": {questions, dns.RcodeFormatError}} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		out := g.reply(t.Context(), c.raw, true)
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 1<<20 {
+			t.Errorf("%s: a query of %d bytes took %d of memory", name, len(c.raw), got)
+		}
+		var m dns.Msg
+		if err := m.Unpack(out); err != nil || m.Rcode != c.rcode {
+			t.Errorf("%s: got %v, %v", name, &m, err)
+		}
 	}
 }

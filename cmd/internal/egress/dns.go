@@ -153,21 +153,44 @@ func (g *Gateway) serveDNSTCP(ctx context.Context, l net.Listener, conns, slots 
 	}
 }
 
+const dnsHeader = 12 // bytes
+
+var errNotOneQuestion = errors.New("not a packet with one question")
+
+// parseQuery reads the header and the one question of a packet; whether its sender knows EDNS, and
+// how long an answer over UDP it then takes, in bytes. The rest is not read: each name there may be
+// two bytes that point at a long one, and a packet would become five hundred times as large.
+func parseQuery(raw []byte) (q dns.Msg, edns bool, takes int, err error) {
+	count := func(at int) uint16 { return binary.BigEndian.Uint16(raw[at:]) }
+	_, end, err := dns.UnpackDomainName(raw, dnsHeader)
+	if end += 4; err != nil || count(4) != 1 || end > len(raw) {
+		return q, false, 0, errNotOneQuestion
+	}
+	head := slices.Clone(raw[:end])
+	clear(head[6:dnsHeader]) // of answers, authorities and additional records there are none in it
+	if err = q.Unpack(head); err != nil {
+		return q, false, 0, err
+	}
+	// An OPT record: the root's name, type, and where others have a class the size.
+	rest := raw[end:]
+	if count(6) == 0 && count(8) == 0 && count(10) > 0 && len(rest) >= 11 && rest[0] == 0 && binary.BigEndian.Uint16(rest[1:]) == dns.TypeOPT {
+		edns, takes = true, int(binary.BigEndian.Uint16(rest[3:]))
+	}
+	return q, edns, takes, nil
+}
+
 // reply answers one packet; nil: there is nothing to answer.
 func (g *Gateway) reply(ctx context.Context, raw []byte, tcp bool) []byte {
-	var q dns.Msg
-	if len(raw) < 12 || raw[2]&0x80 != 0 { // no header, or itself an answer
+	if len(raw) < dnsHeader || raw[2]&0x80 != 0 { // no header, or itself an answer
 		return nil
 	}
-	err := q.Unpack(raw)
+	q, edns, takes, err := parseQuery(raw)
 	m := new(dns.Msg)
 	switch {
 	case err != nil:
 		m.Id, m.Response, m.Rcode = binary.BigEndian.Uint16(raw), true, dns.RcodeFormatError
 	case q.Opcode != dns.OpcodeQuery:
 		m.SetRcode(&q, dns.RcodeNotImplemented)
-	case len(q.Question) != 1:
-		m.Id, m.Response, m.Rcode = q.Id, true, dns.RcodeFormatError
 	case q.Question[0].Qclass != dns.ClassINET:
 		m.SetRcode(&q, dns.RcodeRefused)
 	default:
@@ -176,16 +199,12 @@ func (g *Gateway) reply(ctx context.Context, raw []byte, tcp bool) []byte {
 		g.answer(ctx, m)
 	}
 	size := dns.MaxMsgSize
-	asked := q.IsEdns0()
 	if !tcp {
-		size = dns.MinMsgSize
-		if asked != nil {
-			size = min(max(int(asked.UDPSize()), dns.MinMsgSize), maxUDP)
-		}
+		size = min(max(takes, dns.MinMsgSize), maxUDP)
 	}
 	opt := m.IsEdns0()
 	switch {
-	case asked == nil:
+	case !edns:
 		m.Extra = nil // the client knows no EDNS
 	case opt == nil:
 		m.SetEdns0(maxUDP, false)
