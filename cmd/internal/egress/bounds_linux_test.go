@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"runtime"
@@ -168,5 +170,55 @@ func TestAQueryCostsNoMoreThanItsQuestion(t *testing.T) {
 		if err := m.Unpack(out); err != nil || m.Rcode != c.rcode {
 			t.Errorf("%s: got %v, %v", name, &m, err)
 		}
+	}
+}
+
+func TestANameOfManyDeadAddressesIsTriedByFewAtOnce(t *testing.T) {
+	w := theWorld(t)
+	var records []string
+	for i := range 60 {
+		records = append(records, fmt.Sprintf("A 93.184.217.%d", i)) // nobody has them
+	}
+	w.name(t, "dead.example", records...)
+	a := w.cage(t, policy("dead.example"))
+	a.g.times.connect, a.g.times.stagger = 2*time.Second, time.Millisecond
+	addrs := a.addrs("dead.example")
+	if len(addrs) == 0 {
+		t.Fatal("no address")
+	}
+	c := a.dial(net.JoinHostPort(addrs[0], "443"))
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		_, _ = io.Copy(io.Discard, c) // until it is reset
+	}()
+	most, looks := 0, 0
+	for {
+		select {
+		case <-over:
+			if looks == 0 || most == 0 {
+				t.Fatalf("nobody was seen connecting in %d looks", looks)
+			}
+			if most > 2*mostTries { // the list is not of one moment
+				t.Errorf("%d attempts at once for one connection, want %d at most", most, mostTries)
+			}
+			if r := a.record("the connection", func(r Record) bool { return r.Verdict == Failed }); r.Name != "dead.example" {
+				t.Errorf("recorded as %+v", r)
+			}
+			return
+		default:
+		}
+		data, err := os.ReadFile("/proc/thread-self/net/tcp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := 0
+		for line := range strings.Lines(string(data)) {
+			if f := strings.Fields(line); len(f) > 3 && f[3] == "02" { // SYN_SENT
+				now++
+			}
+		}
+		most, looks = max(most, now), looks+1
+		runtime.Gosched()
 	}
 }

@@ -72,6 +72,10 @@ func b2i(b bool) int {
 	return 0
 }
 
+// mostTries is how many addresses are tried at once for one connection: a name may have thousands
+// on which nobody answers, and each attempt is a descriptor.
+const mostTries = 8
+
 // race tries addresses, the next one when those before have failed or take long; others is
 // asked for more when the first ones do.
 func (g *Gateway) race(ctx context.Context, addrs []netip.Addr, port uint16, others func(context.Context) []netip.Addr) (stream, string, error) {
@@ -102,6 +106,7 @@ func (g *Gateway) race(ctx context.Context, addrs []netip.Addr, port uint16, oth
 	}()
 	next := func() {
 		switch {
+		case running == mostTries: // when one has failed
 		case len(addrs) > 0:
 			a := addrs[0]
 			addrs = addrs[1:]

@@ -23,6 +23,10 @@ const (
 	maxAsks    = 64   // different things that wait for the operator
 	maxWaiters = 128  // queries and connections that wait for them
 	onceLasts  = 5 * time.Minute
+
+	// What a connection has open: itself and what is tried for it; then two sockets and, while data
+	// is under way, both ends of a pipe for each direction.
+	flowFiles = 1 + mostTries
 )
 
 // Gateway is the way out of one agent.
@@ -103,9 +107,8 @@ func New(c Config) (*Gateway, error) {
 	}
 	g.invented = newInvented()
 	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < 4*maxFlows+256 {
-		// Two sockets and, while data is under way, a pipe for each direction.
-		g.maxFlows = int(max(16, (int64(limit.Cur)-256)/4))
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < flowFiles*maxFlows+256 {
+		g.maxFlows = int(max(16, (int64(limit.Cur)-256)/flowFiles))
 	}
 	g.records, err = newRecorder(c.Records, c.Server, func(err error) {
 		g.log.Warn("connections are no longer recorded", "error", err)
