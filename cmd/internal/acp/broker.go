@@ -26,6 +26,9 @@ const (
 	// above all that clients can queue, so that they alone never stop the reading of
 	// the runtime's output.
 	refusalMark = MaxFrame + 2*runtimeMark
+	// partingMark bounds what may wait when a client leaves: nobody is left to wait with what is
+	// said of that, and beyond it is not said.
+	partingMark = refusalMark + 2*runtimeMark
 	clientMark  = 16 << 20
 	clientLimit = MaxFrame + clientMark
 
@@ -143,6 +146,7 @@ type upCall struct {
 	session string
 	closing *session
 	held    *heldAnswer // of the broker's own session/set_mode
+	unsent  bool        // its client left before it was sent
 }
 
 // downCall is a call of the runtime that waits for a client.
@@ -436,7 +440,14 @@ func (b *Broker) closeSession(id string) []byte {
 // toRuntime sends the broker's own frame.
 func (b *Broker) toRuntime(frame []byte) {
 	if frame != nil {
-		b.in.pushWait(refusalMark, frame)
+		b.in.pushWait(refusalMark, nil, frame)
+	}
+}
+
+// part sends what a client that left leaves to be said.
+func (b *Broker) part(frame []byte) {
+	if !b.in.push(partingMark, frame) && b.in.takes() {
+		b.once("parting", "the runtime reads so little of its standard input that it is not told which clients have left")
 	}
 }
 

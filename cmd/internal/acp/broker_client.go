@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -43,6 +45,7 @@ type client struct {
 	name string
 	conn io.ReadWriteCloser
 	q    *queue
+	left func() bool // the other end has closed; nil where it cannot be known
 
 	endOnce sync.Once
 	ending  chan struct{}
@@ -66,10 +69,7 @@ func (c *client) send(parts ...[]byte) {
 
 // refused looks why the queue took no more.
 func (c *client) refused() {
-	c.q.mu.Lock()
-	over := !c.q.closed && !c.q.draining
-	c.q.mu.Unlock()
-	if over {
+	if c.q.takes() {
 		c.cut(errClientSlow)
 	}
 }
@@ -118,7 +118,7 @@ func (b *Broker) Attach(ctx context.Context, conn io.ReadWriteCloser, name strin
 
 	var wg sync.WaitGroup
 	done := make(chan struct{})
-	c.q.now = atOnce(conn)
+	c.q.now, c.left = atOnce(conn), hungUp(conn)
 	wg.Go(func() {
 		err := c.q.run(conn)
 		if err != nil {
@@ -218,10 +218,16 @@ func (c *client) handle(f *Frame) {
 
 var newline = []byte{'\n'}
 
-// forward sends the client's frame on with one span replaced, verbatim otherwise.
-func (c *client) forward(f *Frame, at Span, with []byte) {
+// forward sends the client's frame on with one span replaced, verbatim otherwise. False: it was
+// not sent, since the client left before the runtime read what came before.
+func (c *client) forward(f *Frame, at Span, with []byte) bool {
 	before, after := f.Splice(at)
-	c.b.in.pushWait(runtimeMark, before, with, after, newline)
+	return c.pass(before, with, after, newline)
+}
+
+// pass sends a frame of the client's to the runtime, as forward does.
+func (c *client) pass(parts ...[]byte) bool {
+	return c.b.in.pushWait(runtimeMark, c.left, parts...)
 }
 
 // answer relays the client's answer to a call of the runtime.
@@ -238,7 +244,9 @@ func (c *client) answer(f *Frame) {
 	}
 	b.drop(d)
 	b.mu.Unlock()
-	c.forward(f, f.ID, d.id)
+	if !c.forward(f, f.ID, d.id) {
+		b.part(unanswered(d))
+	}
 }
 
 // drop forgets a call of the runtime. b.mu is held.
@@ -297,7 +305,8 @@ func (c *client) initialize(f *Frame) {
 	frame := append([]byte(`{"jsonrpc":"2.0","id":`), upID...)
 	frame = append(frame, `,"method":"initialize","params":`...)
 	frame = append(append(frame, params...), '}')
-	b.in.pushWait(runtimeMark, frame, newline)
+	// Also of a client that leaves meanwhile: others wait for the answer.
+	b.in.pushWait(runtimeMark, nil, frame, newline)
 }
 
 // holder says who stands in the way of a client's use of a session. b.mu is held.
@@ -379,13 +388,17 @@ func (c *client) call(f *Frame) {
 	if registered {
 		b.changed()
 	}
+	sent := false
 	if params != nil {
 		frame := append([]byte(`{"jsonrpc":"2.0","id":`), upID...)
 		frame = append(quote(append(frame, `,"method":`...), method), `,"params":`...)
-		b.in.pushWait(runtimeMark, frame, params, []byte{'}'}, newline)
-		return
+		sent = c.pass(frame, params, []byte{'}'}, newline)
+	} else {
+		sent = c.forward(f, f.ID, upID)
 	}
-	c.forward(f, f.ID, upID)
+	b.mu.Lock()
+	call.unsent = !sent
+	b.mu.Unlock()
 }
 
 // awaitClosed waits, for a while, until the runtime has closed a session that an
@@ -478,7 +491,7 @@ func (c *client) tell(f *Frame) {
 			return
 		}
 	}
-	b.in.pushWait(runtimeMark, f.Raw, newline)
+	c.pass(f.Raw, newline)
 }
 
 // cancel relays $/cancel_request under the id that the runtime knows.
@@ -509,10 +522,15 @@ func (b *Broker) detach(c *client) {
 		}
 	}
 	b.clients = rest
+	b.init.waiting = slices.DeleteFunc(b.init.waiting, func(w waiter) bool { return w.c == c })
 	cancelled := map[string]bool{}
 	loading := map[string]bool{}
-	for _, u := range b.up {
+	for id, u := range b.up {
 		switch {
+		case u.client == c && u.unsent:
+			b.take(strconv.AppendInt(nil, id, 10)) // nobody will answer it
+		case u.held != nil && u.held.client == c:
+			u.held = &heldAnswer{client: c} // what waits for its mode is nobody's
 		case u.client != c:
 		case u.method == "session/prompt" && !cancelled[u.session]:
 			cancelled[u.session] = true
@@ -540,7 +558,7 @@ func (b *Broker) detach(c *client) {
 	}
 	b.mu.Unlock()
 	for _, frame := range frames {
-		b.toRuntime(frame)
+		b.part(frame)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -19,6 +21,10 @@ const (
 	// does not uses up patience, once, and is then left to fill its queue.
 	drainRate = 4 << 20
 	patience  = 250 * time.Millisecond
+
+	// lookEvery is how often whoever waits for a reader looks whether its own sender has left: a
+	// stream of which somebody reads no more does not tell.
+	lookEvery = time.Second
 )
 
 // queue holds whole frames. Small ones share a chunk, so that a backlog goes out in
@@ -115,16 +121,35 @@ func (q *queue) keep(c []byte) {
 	}
 }
 
-// pushWait is push that first waits until at most mark bytes are queued.
-func (q *queue) pushWait(mark int, parts ...[]byte) bool {
+// pushWait is push that first waits until at most mark bytes are queued. gone, if any, says
+// whether whoever sent the frame has left; then there is nothing to wait for.
+func (q *queue) pushWait(mark int, gone func() bool, parts ...[]byte) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes > mark && !q.closed && !q.draining {
+		if gone != nil && gone() {
+			return false
+		}
 		q.filled.Signal() // what is held, too, has to leave
-		q.drained.Wait()
+		if gone == nil {
+			q.drained.Wait()
+		} else {
+			q.waitDrained(lookEvery)
+		}
 	}
 	defer q.filled.Signal()
 	return q.add(0, parts)
+}
+
+// waitDrained waits until some of the queue has left it, for d at most. q.mu is held.
+func (q *queue) waitDrained(d time.Duration) {
+	wake := time.AfterFunc(d, func() {
+		q.mu.Lock() // not before Wait below listens
+		defer q.mu.Unlock()
+		q.drained.Broadcast()
+	})
+	defer wake.Stop()
+	q.drained.Wait()
 }
 
 // settle waits while more than mark bytes are queued, as long as the reader on the
@@ -133,15 +158,9 @@ func (q *queue) settle(mark int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes > mark && q.credit > 0 && !q.closed && !q.draining {
-		wake := time.AfterFunc(q.credit, func() {
-			q.mu.Lock() // not before Wait below listens
-			defer q.mu.Unlock()
-			q.drained.Broadcast()
-		})
 		began, had := time.Now(), q.bytes
 		q.filled.Signal()
-		q.drained.Wait()
-		wake.Stop()
+		q.waitDrained(q.credit)
 		q.credit -= time.Since(began)
 		if got := had - q.bytes; got > 0 {
 			q.credit += time.Duration(got) * time.Second / drainRate
@@ -224,6 +243,13 @@ func (q *queue) run(w io.Writer) error {
 	}
 }
 
+// takes reports whether there is still somebody to write to.
+func (q *queue) takes() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !q.closed && !q.draining
+}
+
 func (q *queue) shut() {
 	q.closed = true
 	q.chunks, q.spare, q.bytes = nil, nil, 0
@@ -245,6 +271,27 @@ func (q *queue) finish() {
 	q.draining = true
 	q.filled.Broadcast()
 	q.drained.Broadcast()
+}
+
+// hungUp gives a way to ask whether the other end of a stream has closed both ways, or this one is
+// closed; nil where that cannot be known.
+func hungUp(stream any) func() bool {
+	file, ok := stream.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	return func() (gone bool) {
+		err := raw.Control(func(fd uintptr) {
+			p := []unix.PollFd{{Fd: int32(fd)}}
+			n, err := unix.Poll(p, 0)
+			gone = n > 0 && err == nil && p[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
+		})
+		return gone || err != nil
+	}
 }
 
 // atOnce gives a way to write to a stream without waiting, nil where it has none. What is not

@@ -52,7 +52,7 @@ func TestQueueKeepsTheOrderOverBothWaysOut(t *testing.T) {
 			case 0:
 				ok = q.push(0, frame)
 			case 1:
-				ok = q.pushWait(chunkSize, frame[:2], frame[2:])
+				ok = q.pushWait(chunkSize, nil, frame[:2], frame[2:])
 			default:
 				ok, _ = q.hold(0, chunkSize, frame)
 			}
