@@ -134,6 +134,7 @@ type waiter struct {
 type session struct {
 	owner   *client
 	loading *upCall       // registered by a load that is not answered yet
+	held    *heldAnswer   // its owner does not know of it yet
 	closing chan struct{} // closed when the runtime has answered session/close
 }
 

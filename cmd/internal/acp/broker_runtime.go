@@ -424,6 +424,10 @@ func (b *Broker) runtimeTell(f *Frame) {
 		return
 	}
 	b.mu.Lock()
+	if s := b.sessions[string(f.Session)]; s != nil && s.held != nil && s.held.keep(f.Raw) {
+		b.mu.Unlock()
+		return
+	}
 	c, why := b.receiver(f.Session)
 	if c != nil {
 		b.mu.Unlock()

@@ -16,6 +16,16 @@ type heldAnswer struct {
 	id     []byte // the client's own
 	result []byte
 	late   [][]byte // notifications that come behind it
+	size   int      // of late, in bytes
+}
+
+// keep adds a notification to those behind the answer; false: there are too many.
+func (h *heldAnswer) keep(frame []byte) bool {
+	if len(h.late) >= maxHeld || h.size+len(frame) > maxHeldSize {
+		return false
+	}
+	h.late, h.size = append(h.late, append(bytes.Clone(frame), '\n')), h.size+len(frame)
+	return true
 }
 
 // modesOf reads the modes of a new session's answer: the current one and the ids of all.
@@ -106,8 +116,11 @@ func (b *Broker) modeSet(call *upCall, f *Frame, ok bool) {
 	h := call.held
 	gone := h.client.gone
 	var closeFrame []byte
-	if !ok && !gone {
-		if s := b.sessions[call.session]; s != nil && s.owner == h.client {
+	if s := b.sessions[call.session]; s != nil && s.owner == h.client && !gone {
+		if s.held == h {
+			s.held = nil
+		}
+		if !ok {
 			delete(b.sessions, call.session)
 			closeFrame = b.closeSession(call.session)
 		}
@@ -158,7 +171,11 @@ func (b *Broker) enterMode(call *upCall, session string, f *Frame, late [][]byte
 		c.send(errorFrame(call.id, CodeInternal, b.modeRefused(call.method, why)))
 		return true
 	}
-	frame := b.setMode(session, &heldAnswer{client: c, id: call.id, result: bytes.Clone(result), late: late})
+	held := &heldAnswer{client: c, id: call.id, result: bytes.Clone(result), late: late}
+	if call.rule.opens {
+		s.held = held
+	}
+	frame := b.setMode(session, held)
 	b.mu.Unlock()
 	b.toRuntime(frame)
 	return true

@@ -77,3 +77,16 @@ func TestNoSessionInAnotherModeThanTheOperators(t *testing.T) {
 		c.wantError("7", CodeInternal, "it ended")
 	})
 }
+
+func TestWhatComesWhileASessionIsPutIntoItsModeComesBehindItsAnswer(t *testing.T) {
+	r, c := modeRig(t, "plan")
+	c.call("7", "session/new", `{"cwd":"/ws"}`)
+	m := r.rt.want("session/new")
+	r.rt.result(string(m.ID), `{"sessionId":"s1"}`)
+	early := r.update("s1", "the commands that there are")
+	m = r.rt.want("session/set_mode")
+	r.rt.result(string(m.ID), `{}`)
+	c.wantRaw(`{"jsonrpc":"2.0","id":7,"result":{"sessionId":"s1"}}`)
+	c.wantRaw(early)
+	c.wantRaw(r.update("s1", "later"))
+}
