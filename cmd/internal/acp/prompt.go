@@ -255,7 +255,7 @@ func (p *prompter) frame(ctx context.Context, f *Frame) {
 			return
 		}
 		e := new(RPCError)
-		if err := json.Unmarshal(bytes.Clone(f.Bytes(f.Error)), e); err != nil {
+		if err := json.Unmarshal(f.Bytes(f.Error), e); err != nil {
 			e = &RPCError{Code: CodeInternal, Message: "error of unknown form: " + sample(f.Bytes(f.Error))}
 		}
 		ch <- answer{err: e}
@@ -305,6 +305,29 @@ type question struct {
 	shown []PermissionOption // what the person is shown, in the same order
 }
 
+// options are those of a question. More than are shown are not read: an empty one is two bytes in
+// the frame and a hundred in memory.
+type options []PermissionOption
+
+// UnmarshalJSON is called with text that is JSON.
+func (o *options) UnmarshalJSON(list []byte) (err error) {
+	n := 0
+	if !elements(list, func(v []byte) {
+		if n++; n > maxOptions || err != nil {
+			return
+		}
+		var one PermissionOption
+		err = json.Unmarshal(v, &one)
+		*o = append(*o, one)
+	}) {
+		return errors.New("options must be a list")
+	}
+	if n > maxOptions {
+		return fmt.Errorf("more than %d options", maxOptions)
+	}
+	return err
+}
+
 func (p *prompter) question(params []byte) (q question, err error) {
 	var req struct {
 		Title    string `json:"title"`
@@ -313,13 +336,10 @@ func (p *prompter) question(params []byte) (q question, err error) {
 			Title string `json:"title"`
 			Kind  string `json:"kind"`
 		} `json:"toolCall"`
-		Options []PermissionOption `json:"options"`
+		Options options `json:"options"`
 	}
 	if err := json.Unmarshal(params, &req); err != nil {
 		return q, err
-	}
-	if len(req.Options) > maxOptions {
-		return q, fmt.Errorf("more than %d options", maxOptions)
 	}
 	title := req.ToolCall.Title
 	if title == "" {

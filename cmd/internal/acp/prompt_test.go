@@ -228,3 +228,47 @@ func TestAQuestionWithoutAnOptionIsNobodysToAnswer(t *testing.T) {
 		t.Error(d.err)
 	}
 }
+
+// A question of 64 MiB can hold twenty million options, each of two bytes.
+func TestAQuestionCostsNoMoreThanWhatAPersonIsShown(t *testing.T) {
+	p := &prompter{titles: map[string]string{}}
+	const size = 6 << 20
+	for name, params := range map[string]string{
+		"options": `{"options":[` + strings.Repeat(`{},`, size/3) + `{}]}`,
+		"title":   `{"toolCall":{"title":"` + strings.Repeat(`a `, size/2) + `"},"options":[{"optionId":"x"}]}`,
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		q, err := p.question([]byte(params))
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 3*size {
+			t.Errorf("%s: %d bytes took %d of memory", name, len(params), got)
+		}
+		switch name {
+		case "options":
+			if err == nil || !strings.Contains(err.Error(), "more than 64 options") {
+				t.Errorf("options: %v", err)
+			}
+		case "title":
+			if want := strings.Repeat("a ", 250) + "…"; err != nil || q.title != want || len(q.shown) != 1 {
+				t.Errorf("title: %q, %d options, %v", q.title, len(q.shown), err)
+			}
+		}
+	}
+}
+
+func TestOneLine(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                        "",
+		" \n a\tb\r\x1b \u00a0c ": "a b c",
+		"abcdef":                  "abcdef",
+		"abcdefg":                 "abcdef…",
+		"abcde fg":                "abcde …",
+		"abcdef   ":               "abcdef",
+		"äöü\xffé\u202eßx":        "äöüéßx",
+	} {
+		if got := oneLine(in, 6); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}

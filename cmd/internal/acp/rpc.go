@@ -129,21 +129,42 @@ func sample(b []byte) string {
 // characters other than newline and tab, and marks that reorder text.
 func CleanText(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' {
-			return r
-		}
-		if r == utf8.RuneError || unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {
+		if drives(r) {
 			return -1
 		}
 		return r
 	}, s)
 }
 
-// oneLine is CleanText on one line of at most n runes.
+// drives reports whether CleanText removes r.
+func drives(r rune) bool {
+	return r != '\n' && r != '\t' && (r == utf8.RuneError || unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r))
+}
+
+// oneLine is CleanText on one line of at most n runes. What it costs goes by n: a runtime's text may
+// be as long as a frame.
 func oneLine(s string, n int) string {
-	s = strings.Join(strings.Fields(CleanText(s)), " ")
-	if utf8.RuneCountInString(s) <= n {
-		return s
+	var out strings.Builder
+	count, gap := 0, false
+	put := func(r rune) bool {
+		if count++; count > n {
+			out.WriteRune('…')
+			return false
+		}
+		out.WriteRune(r)
+		return true
 	}
-	return string([]rune(s)[:n]) + "…"
+	for _, r := range s {
+		switch {
+		case drives(r):
+		case unicode.IsSpace(r):
+			gap = count > 0
+		default:
+			if gap && !put(' ') || !put(r) {
+				return out.String()
+			}
+			gap = false
+		}
+	}
+	return out.String()
 }

@@ -5,6 +5,7 @@ package placement
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"time"
 
@@ -43,28 +44,88 @@ const (
 	mostToolID = 1 << 10
 )
 
+// mostRead is how much of a text is read, in bytes as it is written: enough for what is kept of it,
+// however it is escaped. A runtime's update may be 64 MiB long.
+const mostRead = 6 * (MaxText + 1)
+
+// text is a string of which no more is read than mostRead.
+type text string
+
+// UnmarshalJSON is called with text that is JSON.
+func (t *text) UnmarshalJSON(raw []byte) error {
+	if len(raw) > mostRead && raw[0] == '"' {
+		end := 1
+		for end < mostRead {
+			switch {
+			case raw[end] != '\\':
+				end++
+			case raw[end+1] == 'u':
+				end += 6
+			default:
+				end += 2
+			}
+		}
+		raw = append(slices.Clone(raw[:end]), '"')
+	}
+	return json.Unmarshal(raw, (*string)(t))
+}
+
+// part is a member that is kept if it is short enough for a tool call's body.
+type part struct {
+	raw  json.RawMessage
+	long bool
+}
+
+// UnmarshalJSON keeps a copy of what it is called with.
+func (p *part) UnmarshalJSON(raw []byte) error {
+	if p.long = len(raw) > MaxBody; !p.long {
+		p.raw = slices.Clone(raw)
+	}
+	return nil
+}
+
+// content is a message's, or a tool call's.
+type content struct {
+	part
+	text text // of a message's
+}
+
+// UnmarshalJSON passes over content that is not a message's text.
+func (c *content) UnmarshalJSON(raw []byte) error {
+	var m struct {
+		Text text `json:"text"`
+	}
+	if raw[0] == '{' && json.Unmarshal(raw, &m) == nil {
+		c.text = m.Text
+	}
+	return c.part.UnmarshalJSON(raw)
+}
+
+// said is what is read of a session/update.
+type said struct {
+	Kind       text    `json:"sessionUpdate"`
+	Content    content `json:"content"`
+	ToolCallID text    `json:"toolCallId"`
+	Title      *text   `json:"title"`
+	Status     *text   `json:"status"`
+	ToolKind   *text   `json:"kind"`
+	RawInput   part    `json:"rawInput"`
+	RawOutput  part    `json:"rawOutput"`
+	Locations  part    `json:"locations"`
+}
+
 // update takes one session/update.
 func (t *transcript) update(params json.RawMessage, now time.Time) error {
 	var u struct {
-		Update struct {
-			Kind       string          `json:"sessionUpdate"`
-			Content    json.RawMessage `json:"content"`
-			ToolCallID string          `json:"toolCallId"`
-			Title      *string         `json:"title"`
-			Status     *string         `json:"status"`
-			ToolKind   *string         `json:"kind"`
-		} `json:"update"`
+		Update said `json:"update"`
 	}
 	if json.Unmarshal(params, &u) != nil {
 		return nil //nolint:nilerr // a runtime's odd update is not the turn's failure
 	}
 	switch u.Update.Kind {
 	case "agent_message_chunk":
-		var c struct {
-			Text string `json:"text"`
-		}
-		_ = json.Unmarshal(u.Update.Content, &c) // content of another kind has no text
-		if c.Text == "" {
+		words := string(u.Update.Content.text)
+		if words == "" {
 			return nil
 		}
 		if t.text == nil {
@@ -72,19 +133,20 @@ func (t *transcript) update(params json.RawMessage, now time.Time) error {
 			t.text = &cp.Message{Seq: t.seq, Sender: t.session.AgentID, SenderName: t.name, TS: stampMS(now), Kind: "text"}
 		}
 		if room := MaxText - len(t.text.Text); room > 0 {
-			t.text.Text = cut(t.text.Text+c.Text, MaxText)
+			t.text.Text = cut(t.text.Text+words, MaxText)
 		}
 		return nil // written when it is whole
 	case "tool_call", "tool_call_update":
 		if err := t.flush(); err != nil {
 			return err
 		}
-		return t.tool(u.Update.ToolCallID, u.Update.Title, u.Update.Status, u.Update.ToolKind, params, now)
+		return t.tool(&u.Update, now)
 	}
 	return nil
 }
 
-func (t *transcript) tool(id string, title, status, kind *string, params json.RawMessage, now time.Time) error {
+func (t *transcript) tool(u *said, now time.Time) error {
+	id := string(u.ToolCallID)
 	if id == "" || len(id) > mostToolID {
 		return nil
 	}
@@ -96,42 +158,46 @@ func (t *transcript) tool(id string, title, status, kind *string, params json.Ra
 		t.seq++
 		m = cp.Message{Seq: t.seq, Sender: t.session.AgentID, SenderName: t.name, TS: stampMS(now), Kind: "tool", ToolCallID: id, ToolStatus: "pending"}
 	}
-	if title != nil {
-		m.Text = cut(*title, 1024)
+	if u.Title != nil {
+		m.Text = cut(string(*u.Title), 1024)
 	}
-	if status != nil {
-		switch *status {
+	if u.Status != nil {
+		switch *u.Status {
 		case "pending", "in_progress", "completed", "failed":
-			m.ToolStatus = *status
+			m.ToolStatus = string(*u.Status)
 		}
 	}
-	if kind != nil {
-		m.ToolKind = cut(*kind, 64)
+	if u.ToolKind != nil {
+		m.ToolKind = cut(string(*u.ToolKind), 64)
 	}
 	t.tools[id] = m
-	return t.write(m, map[string]json.RawMessage{id: toolBody(id, params)})
+	return t.write(m, map[string]json.RawMessage{id: toolBody(u)})
 }
 
 // toolBody is what a tool call had and gave, as JSON of at most MaxBody bytes.
-func toolBody(id string, params json.RawMessage) json.RawMessage {
-	var u struct {
-		Update map[string]json.RawMessage `json:"update"`
-	}
-	_ = json.Unmarshal(params, &u)
-	body := map[string]json.RawMessage{}
-	for _, name := range []string{"toolCallId", "kind", "status", "rawInput", "rawOutput", "content", "locations"} {
-		if v, ok := u.Update[name]; ok {
+func toolBody(u *said) json.RawMessage {
+	body := map[string]any{"toolCallId": u.ToolCallID}
+	for name, v := range map[string]*text{"kind": u.ToolKind, "status": u.Status} {
+		if v != nil {
 			body[name] = v
 		}
 	}
-	raw, err := json.Marshal(body)
-	if err == nil && len(raw) <= MaxBody {
-		return raw
+	long := false
+	for name, p := range map[string]part{"rawInput": u.RawInput, "rawOutput": u.RawOutput, "content": u.Content.part, "locations": u.Locations} {
+		long = long || p.long
+		if p.raw != nil {
+			body[name] = p.raw
+		}
 	}
-	raw, err = json.Marshal(struct {
+	if !long {
+		if raw, err := json.Marshal(body); err == nil && len(raw) <= MaxBody {
+			return raw
+		}
+	}
+	raw, err := json.Marshal(struct {
 		ID        string `json:"toolCallId"`
 		Truncated bool   `json:"truncated"`
-	}{cut(id, 256), true})
+	}{cut(string(u.ToolCallID), 256), true})
 	if err != nil {
 		return json.RawMessage("{}")
 	}
