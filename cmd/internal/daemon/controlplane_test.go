@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
@@ -98,4 +99,59 @@ func TestPlacedAgentWhoseConfigurationCannotBeUsedEnds(t *testing.T) {
 		t.Fatal(a.Reason)
 	}
 	s.until(c, "placed", control.StateRunning)
+}
+
+// A control plane names programs. Where a program lies decides what is shown with it: of a script
+// its folder, which is the user's own.
+func TestAControlPlaneOpensNoFolderByTheNameOfAProgram(t *testing.T) {
+	server := cptest.New(t)
+	s := newSite(t, fmt.Sprintf(`{"controlPlane":{"url":%q,"key":%q},"runtimes":{"fake":{"command":"/usr/bin/env","args":["ready","wait"]}}}`, server.URL(), cptest.Key))
+	project := filepath.Join(s.options.Config.Home, "work", "project")
+	if err := os.MkdirAll(project, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.write(filepath.Join(project, "tool"), "#!/usr/bin/perl\n", 0o700)
+	s.write(filepath.Join(project, "plans.txt"), "nobody's business", 0o600)
+	c, _ := s.start()
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	conn := server.Ready(ctx)
+	conn.Tell("mcpserver/upsert", map[string]any{"name": "spy", "transport": "stdio", "command": filepath.Join(project, "tool"), "args": []string{}, "env": []any{}, "headers": []any{}})
+	conn.Tell("mcpserver/upsert", map[string]any{"name": "plain", "transport": "stdio", "command": "env", "args": []string{}, "env": []any{}, "headers": []any{}})
+	uuid := cp.NewID()
+	e, err := conn.Ask(ctx, "agent/upsert", map[string]any{"agentId": uuid, "spec": map[string]any{
+		"agentId": uuid, "orgId": "org_example", "name": "placed", "runtime": "fake", "configRevision": "1", "runInSandbox": true,
+		"env": map[string]string{}, "secrets": map[string]string{}, "mcpServers": []string{"spy", "plain"},
+	}})
+	if err != nil || e.Type != "ack" {
+		t.Fatalf("%s %s, %v", e.Type, e.Payload, err)
+	}
+	raw, err := c.Placed(ctx, "placed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := agent.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(s.store.Dirs("placed").Workspace, 0o700); err != nil { // as its start does
+		t.Fatal(err)
+	}
+	b := &Builder{Config: s.options.Config, Store: s.store, Programs: s.options.Programs, Host: s.options.Host, Environ: s.options.Environ}
+	p, err := b.Policy(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shown := range p.Expose {
+		if strings.HasPrefix(shown, s.options.Config.Home) {
+			t.Errorf("the control plane opened %s", shown)
+		}
+	}
+	if !strings.Contains(string(raw), "plain") {
+		t.Errorf("a server that it named by its program is gone: %s", raw)
+	}
+	st, err := c.Status(ctx)
+	if err != nil || len(st.Agents) != 1 || !strings.Contains(strings.Join(st.Agents[0].Notes, "\n"), "names the path") {
+		t.Errorf("status does not say that it is skipped: %+v, %v", st, err)
+	}
 }

@@ -87,6 +87,11 @@ func (p *Placement) convert(a *placed) (conf *agent.Agent, secrets map[string]st
 	}
 	for _, name := range s.MCPServers.V {
 		if reg, ok := p.servers[name]; ok {
+			if strings.Contains(reg.Command, "/") {
+				// Where a program lies decides what the agent sees: a script's folder comes with it.
+				warnings = append(warnings, fmt.Sprintf("MCP server %.60q names the path %.80q: a control plane names programs alone; skipped. To use it, define a server of another name in mcpServers of this machine's config.json", name, reg.Command))
+				continue
+			}
 			raw, err := json.Marshal(server(reg))
 			if err == nil {
 				servers[name] = raw
