@@ -87,14 +87,19 @@ func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error)
 type ownAddrs struct {
 	mu   sync.Mutex
 	read time.Time
-	all  map[netip.Addr]bool
+	all  map[netip.Addr]bool // nil: they could not be read
+	led  map[netip.Addr]bool // of others, whether they lead here all the same
 }
 
+// maxLed bounds what is kept of ways that were asked for.
+const maxLed = 1024
+
 func (o *ownAddrs) has(a netip.Addr) bool {
+	a = a.Unmap().WithZone("")
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if time.Since(o.read) > time.Second {
-		o.read = time.Now()
+		o.read, o.led = time.Now(), map[netip.Addr]bool{}
 		addrs, err := net.InterfaceAddrs()
 		if err == nil {
 			o.all = map[netip.Addr]bool{}
@@ -105,5 +110,18 @@ func (o *ownAddrs) has(a netip.Addr) bool {
 			}
 		}
 	}
-	return o.all == nil || o.all[a.Unmap().WithZone("")]
+	if o.all == nil || o.all[a] {
+		return true
+	}
+	led, known := o.led[a]
+	if !known {
+		var err error
+		if led, err = ledHere(a); err != nil {
+			return true
+		}
+		if len(o.led) < maxLed {
+			o.led[a] = led
+		}
+	}
+	return led
 }
