@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -296,6 +297,9 @@ func cut(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
+// mostDrains is how many drains wait at once, each with a timer of its own.
+const mostDrains = 16
+
 // drain lets turns end and takes no more; it answers when none runs or time is up.
 func (c *crons) drain(ctx context.Context, d cp.Drain, answer cp.Responder) {
 	done := func() {
@@ -306,6 +310,10 @@ func (c *crons) drain(ctx context.Context, d cp.Drain, answer cp.Responder) {
 	}
 	if len(c.running) == 0 || d.Scope.Kind != "daemon" {
 		done()
+		return
+	}
+	if len(c.idle) >= mostDrains {
+		answer(cp.Reply{}, &cp.FrameError{Code: cp.CodeRateLimited, Message: fmt.Sprintf("%d drains are waited for already", mostDrains), Retryable: true})
 		return
 	}
 	var once sync.Once

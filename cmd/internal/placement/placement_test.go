@@ -948,6 +948,55 @@ func TestWhatIsHeldForAControlPlaneIsBounded(t *testing.T) {
 	}
 }
 
+// Each drain waits until turns end, and with them its answer.
+func TestDrainsThatWaitAreBounded(t *testing.T) {
+	sessions, err := OpenSessions(filepath.Join(t.TempDir(), "sessions.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sessions.Close()
+	h, runs, end := newHost(), make(chan struct{}), make(chan struct{})
+	h.turn = func(context.Context, string, Turn) error { close(runs); <-end; return nil }
+	p, err := New(Options{Host: h, Marks: noMarks{}, Sessions: sessions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var mu sync.Mutex
+	done, refused := 0, 0
+	ask := func(typ, payload string) {
+		p.Request(t.Context(), cp.Envelope{ID: cp.NewID(), Type: typ, Payload: json.RawMessage(payload)}, func(r cp.Reply, fe *cp.FrameError) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case fe != nil:
+				refused++
+			case r.Type == "drain/done":
+				done++
+			}
+		})
+	}
+	uuid, cron := cp.NewID(), cp.NewID()
+	ask("agent/upsert", fmt.Sprintf(`{"agentId":%q,"spec":{"agentId":%q,"name":"a","runtime":"claude-acp","runInSandbox":true}}`, uuid, uuid))
+	ask("cron/upsert", fmt.Sprintf(`{"cronId":%q,"agentId":%q,"schedule":"@daily","timezone":"UTC","trigger":"x","enabled":false}`, cron, uuid))
+	ask("cron/run", fmt.Sprintf(`{"cronId":%q}`, cron))
+	<-runs
+	before := runtime.NumGoroutine()
+	for range 500 {
+		ask("daemon/drain", `{"scope":{"kind":"daemon"},"deadline":"2099-01-01T00:00:00Z"}`)
+	}
+	if n := runtime.NumGoroutine() - before; n > mostDrains {
+		t.Errorf("500 drains hold %d goroutines", n)
+	}
+	close(end)
+	p.Close() // waits for the turn
+	mu.Lock()
+	defer mu.Unlock()
+	if done != mostDrains || refused != 500-mostDrains {
+		t.Errorf("%d were answered at the end of the turn and %d refused", done, refused)
+	}
+}
+
 // noMarks keeps none.
 type noMarks struct{}
 
