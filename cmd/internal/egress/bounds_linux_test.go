@@ -222,3 +222,18 @@ func TestANameOfManyDeadAddressesIsTriedByFewAtOnce(t *testing.T) {
 		runtime.Gosched()
 	}
 }
+
+func TestANameHasFewRecords(t *testing.T) {
+	w := theWorld(t)
+	var records []string
+	for i := range 1000 {
+		records = append(records, fmt.Sprintf("A 93.185.%d.%d", i/250, i%250), fmt.Sprintf("AAAA 2606:2800:221::%x", i), fmt.Sprintf(`TXT "%d"`, i))
+	}
+	w.name(t, "many.example", records...)
+	a := w.cage(t, policy("many.example"))
+	for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeTXT} {
+		if m := a.askOver("tcp", "9.9.9.9:53", "many.example", kind); len(m.Answer) != maxAnswers {
+			t.Errorf("%s: %d answers, want %d", dns.TypeToString[kind], len(m.Answer), maxAnswers)
+		}
+	}
+}

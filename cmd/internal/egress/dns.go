@@ -376,7 +376,7 @@ func (g *Gateway) carry(ctx context.Context, m *dns.Msg, name string) {
 	}
 	m.Rcode = got.Rcode
 	for _, rr := range got.Answer {
-		if h := rr.Header(); h.Rrtype == q.Qtype && h.Class == dns.ClassINET {
+		if h := rr.Header(); h.Rrtype == q.Qtype && h.Class == dns.ClassINET && len(m.Answer) < maxAnswers {
 			h.Name = q.Name // of a chain of CNAMEs the end stands for all
 			m.Answer = append(m.Answer, rr)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,11 @@ import (
 const (
 	keepLookup = 10 * time.Second
 	maxLookups = 1024
+
+	// maxAnswers is how many addresses of a family, or other records of a type, a name has inside.
+	// With thousands each question for it would take a tenth of a second of our time, and not of
+	// the agent's.
+	maxAnswers = 128
 )
 
 // lookups asks the host's resolver, once for those who ask at the same time.
@@ -64,6 +70,7 @@ func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error)
 			ctx, cancel := context.WithTimeout(g.ctx, lookupTime)
 			defer cancel()
 			f.addrs, f.err = l.ask(ctx, name)
+			f.addrs = first(f.addrs)
 			l.mu.Lock()
 			f.at = time.Now()
 			if f.err != nil {
@@ -80,6 +87,15 @@ func (g *Gateway) lookup(ctx context.Context, name string) ([]netip.Addr, error)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// first gives the first maxAnswers of each family.
+func first(all []netip.Addr) []netip.Addr {
+	count := map[bool]int{}
+	return slices.DeleteFunc(all, func(a netip.Addr) bool {
+		count[a.Is4()]++
+		return count[a.Is4()] > maxAnswers
+	})
 }
 
 // ownAddrs are this machine's own addresses. They change, so they are read again when they
