@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -234,6 +235,57 @@ func TestANameHasFewRecords(t *testing.T) {
 	for _, kind := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeTXT} {
 		if m := a.askOver("tcp", "9.9.9.9:53", "many.example", kind); len(m.Answer) != maxAnswers {
 			t.Errorf("%s: %d answers, want %d", dns.TypeToString[kind], len(m.Answer), maxAnswers)
+		}
+	}
+}
+
+// A line that does not end could still become a request with each byte that comes.
+func TestALineInManyPiecesIsNotLookedAtForEver(t *testing.T) {
+	words := bytes.Repeat([]byte("a "), maxHead/2-2000)
+	if n := testing.AllocsPerRun(10, func() { looksLikeHTTP(append(words, '\r')) }); n > 2 {
+		t.Errorf("a look takes %v pieces of memory", n)
+	}
+	w := theWorld(t)
+	got := make(chan int, 1<<16)
+	w.server(t, w.internet, webA+":8080", func(c net.Conn) {
+		b := make([]byte, 64<<10)
+		for {
+			n, err := c.Read(b)
+			if err != nil {
+				return
+			}
+			got <- n
+		}
+	})
+	w.name(t, "x.example", "A "+webA)
+	a := w.cage(t, policy("x.example"))
+	for what, head := range map[string]string{"first words": "", "a body": "POST / HTTP/1.1\r\nHost: x.example\r\nContent-Length: 100000\r\n\r\n"} {
+		c := a.connect("x.example", 8080)
+		if _, err := c.Write(append([]byte(head), words...)); err != nil {
+			t.Fatal(err)
+		}
+		passed := func(want int) bool {
+			for want > 0 {
+				select {
+				case n := <-got:
+					want -= n
+				case <-time.After(2 * time.Second):
+					return false
+				}
+			}
+			return true
+		}
+		if !passed(len(head) + len(words)) {
+			t.Fatalf("%s: they do not arrive", what)
+		}
+		pieces := 0
+		for ; pieces < 1000; pieces++ {
+			if _, err := c.Write([]byte("a")); err != nil || !passed(1) {
+				break
+			}
+		}
+		if most := maxLooked/len(words) + 1; pieces > most {
+			t.Errorf("%s: looked at %d times, want %d at most", what, pieces, most)
 		}
 	}
 }

@@ -326,6 +326,7 @@ func (f *flow) up(gate *gate) error {
 
 // look finds out what the client speaks and carries it on accordingly.
 func (f *flow) look(in *intake, gate *gate, strict bool) error {
+	looked := 0
 	for wait := len(in.held()) == 0; ; wait = true {
 		var err error
 		if wait {
@@ -370,8 +371,9 @@ func (f *flow) look(in *intake, gate *gate, strict bool) error {
 		}
 		// Not even a line yet: without its end no server of these acts on it, and one of
 		// another kind may answer.
+		looked += len(b)
 		switch {
-		case len(b) <= maxHead:
+		case len(b) <= maxHead && looked <= maxLooked:
 		case strict:
 			return &refusal{why: "the request " + errTooLong.Error(), http: true}
 		default:
@@ -796,8 +798,11 @@ func (f *flow) body(in *intake, length int64) error {
 // noRequest looks at how a body of length bytes begins: some servers read the body of a GET
 // as the next request. Nothing is held back of what is no line yet.
 func (f *flow) noRequest(in *intake, length int64) error {
-	for {
+	for looked := 0; ; {
 		b := in.held()
+		if looked += len(b); looked > maxLooked {
+			return errBadHTTP
+		}
 		whole := int64(len(b)) >= length
 		if whole {
 			b = slices.Concat(b[:length], []byte{'\n'}) // whatever comes behind it

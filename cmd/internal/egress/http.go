@@ -18,6 +18,8 @@ import (
 const (
 	maxHead      = 48 << 10 // a request's line and headers
 	maxChunkLine = 4 << 10
+	// maxLooked bounds how much of a line is looked at again with each piece of it that comes.
+	maxLooked = 4 << 20
 )
 
 var (
@@ -81,47 +83,51 @@ func looksLikeBalancer(b []byte) likeness {
 
 // likeRequest judges a whole line.
 func likeRequest(line []byte) likeness {
-	words := fieldsOf(line)
-	if len(words) < 2 {
-		return unlike
-	}
-	for _, w := range words[1:] {
-		for _, protocol := range []string{"HTTP/", "RTSP/", "ICE/"} {
-			if len(w) >= len(protocol) && strings.EqualFold(w[:len(protocol)], protocol) {
-				return alike
-			}
+	var words [2][]byte // the first: the method and the target
+	n := 0
+	for len(line) > 0 {
+		size := 0
+		for size < len(line) && !blank(line[size]) {
+			size++
+		}
+		w := line[:size]
+		line = line[min(size+1, len(line)):]
+		if size == 0 {
+			continue
+		}
+		if n < len(words) {
+			words[n] = w
+		}
+		if n++; n > 1 && namesProtocol(w) {
+			return alike
 		}
 	}
 	// HTTP/0.9 has no version, and some servers take headers all the same. Methods are upper
 	// case; a text protocol of another kind may well have a path as the second word of its first
 	// line, in lower case. The object behind CONNECT is NATS's.
-	method, target := words[0], words[1]
+	method, target := string(words[0]), words[1]
 	switch {
-	case strings.ToUpper(method) == method && (strings.HasPrefix(target, "/") || strings.Contains(target, "://")),
-		len(words) == 2 && slices.Contains(methods, method) && (method != "CONNECT" || !strings.HasPrefix(target, "{")):
+	case n < 2:
+	case strings.ToUpper(method) == method && (bytes.HasPrefix(target, []byte("/")) || bytes.Contains(target, []byte("://"))),
+		n == 2 && slices.Contains(methods, method) && (method != "CONNECT" || !bytes.HasPrefix(target, []byte("{"))):
 		return alike
 	}
 	return unlike
+}
+
+func namesProtocol(word []byte) bool {
+	for _, p := range []string{"HTTP/", "RTSP/", "ICE/"} {
+		if len(word) >= len(p) && word[len(p)-1] == '/' && strings.EqualFold(string(word[:len(p)]), p) {
+			return true
+		}
+	}
+	return false
 }
 
 // methods are those that servers know without asking what runs on them: Node's, the most.
 var methods = strings.Fields(`ACL ANNOUNCE BIND CHECKOUT CONNECT COPY DELETE DESCRIBE GET GET_PARAMETER HEAD LINK LOCK M-SEARCH MERGE
 	MKACTIVITY MKCALENDAR MKCOL MOVE NOTIFY OPTIONS PATCH PAUSE PLAY POST PROPFIND PROPPATCH PURGE PUT QUERY REBIND RECORD REDIRECT
 	REPORT SEARCH SET_PARAMETER SETUP SOURCE SUBSCRIBE TEARDOWN TRACE UNBIND UNLINK UNLOCK UNSUBSCRIBE`)
-
-// fieldsOf splits at blanks.
-func fieldsOf(line []byte) (words []string) {
-	from := -1
-	for i := 0; i <= len(line); i++ {
-		switch in := i < len(line) && !blank(line[i]); {
-		case in && from < 0:
-			from = i
-		case !in && from >= 0:
-			words, from = append(words, string(line[from:i])), -1
-		}
-	}
-	return words
-}
 
 // blank is what ends a word for some server. Python's splits at all that is white in Latin-1.
 func blank(c byte) bool {
