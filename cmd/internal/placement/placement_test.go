@@ -574,6 +574,38 @@ func TestVisibilityGoesByRevision(t *testing.T) {
 	}
 }
 
+// The daemon does nothing else for a control plane meanwhile, and says no status.
+func TestASnapshotOfVisibilitiesIsOneWrite(t *testing.T) {
+	st, err := OpenSessions(filepath.Join(t.TempDir(), "s.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if err := st.Put(cp.Session{SessionID: "s7", AgentID: cp.NewID()}); err != nil {
+		t.Fatal(err)
+	}
+	var entries []cp.Visibility
+	for i := range 1000 {
+		entries = append(entries, cp.Visibility{SessionID: fmt.Sprint("s", i), Visibility: "private", Rev: 1})
+	}
+	payload, err := json.Marshal(cp.VisibilitySnapshot{Entries: entries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := st.db.Stats()
+	r, fe := st.answer(cp.Envelope{Type: "session/visibility/snapshot", Payload: payload}, nil)
+	after := st.db.Stats()
+	if fe != nil || !r.Payload.(cp.Ack).OK {
+		t.Fatalf("%+v, %v", r, fe)
+	}
+	if n := after.TxStats.GetWrite() - before.TxStats.GetWrite(); n > 10 {
+		t.Errorf("%d writes for one snapshot", n)
+	}
+	if list, err := st.List("", func(string) bool { return true }); err != nil || len(list) != 0 {
+		t.Errorf("what is private is listed: %v, %v", list, err)
+	}
+}
+
 func TestSessionsAreReadOfAgentsPlacedHereAndPrivateOnesAreNotListed(t *testing.T) {
 	s := cptest.New(t)
 	d := newDaemon(t, s.URL(), quick)

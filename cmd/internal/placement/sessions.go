@@ -251,16 +251,17 @@ func (s *Sessions) answer(e cp.Envelope, placed func(agent string) bool) (cp.Rep
 			return cp.Reply{}, fe
 		}
 		ok, err := s.SetVisibility(v)
-		return reply("session/visibility/ok", ok, err)
+		if err != nil {
+			return reply("", nil, err)
+		}
+		return reply("session/visibility/ok", ok[0], nil)
 	case "session/visibility/snapshot":
 		var v cp.VisibilitySnapshot
 		if fe := cp.Decode(e.Payload, &v); fe != nil {
 			return cp.Reply{}, fe
 		}
-		for _, one := range v.Entries {
-			if _, err := s.SetVisibility(one); err != nil {
-				return reply("", nil, err)
-			}
+		if _, err := s.SetVisibility(v.Entries...); err != nil {
+			return reply("", nil, err)
 		}
 		return cp.AckReply(""), nil
 	}
@@ -399,29 +400,38 @@ func (s *Sessions) List(agent string, placed func(agent string) bool) ([]cp.Sess
 	return list, err
 }
 
-// SetVisibility keeps who may see a session; an older revision than the one held changes
-// nothing.
-func (s *Sessions) SetVisibility(v cp.Visibility) (cp.VisibilityOK, error) {
-	ok := cp.VisibilityOK{SessionID: v.SessionID, Rev: v.Rev, Status: "applied"}
-	err := s.db.Update(func(tx *bbolt.Tx) error {
-		st, err := get(tx, v.SessionID)
-		if errors.Is(err, errNoSession) {
-			return nil // nothing of it is here to be seen
+// SetVisibility keeps who may see sessions; an older revision than the one held changes nothing. All
+// are one write to the disk: a snapshot has thousands, and whoever asks for a status waits for it.
+func (s *Sessions) SetVisibility(list ...cp.Visibility) (done []cp.VisibilityOK, err error) {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		for _, v := range list {
+			ok, err := setVisibility(tx, v)
+			if err != nil {
+				return err
+			}
+			done = append(done, ok)
 		}
-		if err != nil {
-			return err
-		}
-		if v.AgentID != "" && v.AgentID != st.Record.AgentID {
-			return nil // another agent's session of that id is not here
-		}
-		if st.Visibility.SessionID != "" && st.Visibility.Rev > v.Rev {
-			ok.Rev, ok.Status = st.Visibility.Rev, "superseded"
-			return nil
-		}
-		st.Visibility = v
-		return put(tx, st)
+		return nil
 	})
-	return ok, err
+	return done, err
+}
+
+func setVisibility(tx *bbolt.Tx, v cp.Visibility) (cp.VisibilityOK, error) {
+	ok := cp.VisibilityOK{SessionID: v.SessionID, Rev: v.Rev, Status: "applied"}
+	st, err := get(tx, v.SessionID)
+	switch {
+	case errors.Is(err, errNoSession):
+		return ok, nil // nothing of it is here to be seen
+	case err != nil:
+		return ok, err
+	case v.AgentID != "" && v.AgentID != st.Record.AgentID:
+		return ok, nil // another agent's session of that id is not here
+	case st.Visibility.SessionID != "" && st.Visibility.Rev > v.Rev:
+		ok.Rev, ok.Status = st.Visibility.Rev, "superseded"
+		return ok, nil
+	}
+	st.Visibility = v
+	return ok, put(tx, st)
 }
 
 func (s *Sessions) toolBody(t cp.ToolBodyRequest) (cp.Reply, *cp.FrameError) {
