@@ -1259,8 +1259,9 @@ func (d *Daemon) agentStatus(id string, e *config.AgentEntry, u Unit) control.Ag
 	var a *agent.Agent
 	switch {
 	case e != nil && e.Err != nil:
-		s.Notes = append(s.Notes, "its configuration cannot be used: "+e.Err.Error())
-		if !active(s.State) {
+		if active(s.State) {
+			s.Notes = append(s.Notes, "its configuration cannot be used: "+e.Err.Error())
+		} else {
 			s.State, s.Reason = control.StateRefused, e.Err.Error()
 		}
 		if r != nil {
