@@ -20,8 +20,12 @@ func main() {
 	os.Exit(run(system(), os.Args[1:]))
 }
 
-// system is the process as it is: its streams, environment and user.
+// system is the process as it is: its streams, environment and user. Without a PATH, programs are
+// looked for where execvp(3) would, here and in what we start.
 func system() *app {
+	if os.Getenv("PATH") == "" {
+		_ = os.Setenv("PATH", "/usr/local/bin:/usr/bin:/bin") //nolint:forbidigo // before anything is looked for; it cannot fail
+	}
 	return &app{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), uid: os.Getuid()}
 }
 
