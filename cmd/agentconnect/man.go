@@ -104,7 +104,7 @@ Every key of the configuration but runtimes, mcpServers and policy: its name in 
 AGENTCONNECT_LIMITS_MAXAGENTS is limits.maxAgents. A list is written with colons, as PATH is.
 .TP
 .B NO_COLOR
-No colour, also on a terminal.
+No colour, also on a terminal; so it is with TERM=dumb, or without TERM.
 .SH FILES
 .TP
 .I ~/.agentconnect/config.json

@@ -67,7 +67,7 @@ func terminal(stream any) bool {
 
 // tint colours a word of state on a terminal.
 func (a *app) tint(word string) string {
-	if !terminal(a.out) || a.getenv("NO_COLOR") != "" {
+	if t := a.getenv("TERM"); !terminal(a.out) || a.getenv("NO_COLOR") != "" || t == "" || t == "dumb" {
 		return word
 	}
 	colour := ""
