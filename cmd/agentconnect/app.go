@@ -85,6 +85,11 @@ func (a *app) command() *cobra.Command {
 	)
 	root.SetHelpCommand(a.helpCommand())
 	a.complete(root)
+	// cobra's own group takes a wrong word for a wish for help.
+	root.InitDefaultCompletionCmd()
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		c.RunE, c.Args = a.group, cobra.ArbitraryArgs
+	}
 	return root
 }
 
