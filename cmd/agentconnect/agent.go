@@ -556,8 +556,8 @@ func (a *app) agentList() *cobra.Command {
 	}
 }
 
-// shown is the answer of `agent show --json`. Values of the environment are left out:
-// they may be secrets.
+// shown is the answer of `agent show --json`. Values of the environment, and the arguments of
+// commands that give credentials, are left out: they may be secrets.
 type shown struct {
 	File   string              `json:"file"`
 	System bool                `json:"system,omitempty"`
@@ -569,7 +569,7 @@ type shown struct {
 
 const redacted = "(set)"
 
-// withoutSecrets returns ag with the values of its environment left out.
+// withoutSecrets returns ag without what may be a secret.
 func withoutSecrets(ag *agent.Agent) *agent.Agent {
 	c := *ag
 	c.Env = maps.Clone(ag.Env)
@@ -578,6 +578,12 @@ func withoutSecrets(ag *agent.Agent) *agent.Agent {
 	}
 	if len(c.MCPServers) > 0 {
 		c.MCPServers = mcp.Redact(c.MCPServers, redacted)
+	}
+	c.GitCredentials = slices.Clone(ag.GitCredentials)
+	for i, g := range c.GitCredentials {
+		if len(g.Command) > 1 {
+			c.GitCredentials[i].Command = []string{g.Command[0], redacted}
+		}
 	}
 	if len(c.RuntimeOverrides) > 0 {
 		c.RuntimeOverrides = json.RawMessage(`{"redacted":true}`)
