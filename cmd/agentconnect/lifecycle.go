@@ -27,6 +27,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/rest"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
+	"agentconnect.md/sandbox/units"
 )
 
 // directNote is what is lost without a service manager.
@@ -104,6 +105,13 @@ func notify(state string) { _, _ = sd.SdNotify(false, state) }
 // errNoManager is what up and restart say where no service manager runs the daemon.
 var errNoManager = errors.New("no user manager here; run `agentconnect run` (for example in a terminal or under your init)")
 
+// otherRootError says that the manager's daemon is not the one of root.
+type otherRootError struct{ root string }
+
+func (e *otherRootError) Error() string {
+	return fmt.Sprintf("%s is the daemon of another directory than %s; run this one by hand: `agentconnect --root %s run --supervisor direct`", units.Daemon, e.root, e.root)
+}
+
 func (a *app) upCommand() *cobra.Command {
 	var linger bool
 	c := &cobra.Command{
@@ -156,7 +164,7 @@ func (a *app) restartCommand() *cobra.Command {
 		Use: "restart", Short: "restart the daemon", Args: a.args(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			err := a.restartUnit(c.Context())
-			if !errors.Is(err, errNoManager) {
+			if !errors.Is(err, errNoManager) && !errors.As(err, new(*otherRootError)) {
 				return err
 			}
 			client, _, serr := a.daemonClient()

@@ -184,11 +184,15 @@ func (a *app) up(ctx context.Context) error {
 	if err := shadowed(ctx, conn); err != nil {
 		return err
 	}
+	started := a.startUnit(ctx, conn, conn.Start)
+	if errors.As(started, new(*otherRootError)) {
+		return started
+	}
 	if err := conn.Enable(ctx, units.Daemon); err != nil {
 		return err
 	}
-	if err := a.startUnit(ctx, conn, conn.Start); err != nil {
-		return err
+	if started != nil {
+		return started
 	}
 	if err := a.say(map[string]any{"state": control.StateRunning}, "the daemon runs (%s); it starts with your session", units.Daemon); err != nil {
 		return err
@@ -212,18 +216,33 @@ func (a *app) linger(ctx context.Context) error {
 	return nil
 }
 
+// serves reports whether the daemon that the manager runs, if it runs one, is that of root: a
+// user may have several, each of a ROOT of its own.
+func serves(p dbusctl.Properties, root string) bool {
+	active, _ := p.String("ActiveState")
+	pid, _ := p.Uint32("MainPID")
+	return active != "active" || int(pid) == daemon.Holder(root)
+}
+
 // startUnit starts or restarts the daemon's unit and says why it did not come up, in the
 // daemon's own words and with its exit code.
 func (a *app) startUnit(ctx context.Context, conn *dbusctl.Conn, start func(context.Context, string, dbusctl.Mode) error) error {
+	root, err := a.plainRoot()
+	if err != nil {
+		return err
+	}
+	if p, err := conn.Properties(ctx, units.Daemon); err == nil && !serves(p, root) {
+		return &otherRootError{root}
+	}
 	if err := conn.ResetFailed(ctx, units.Daemon); err != nil && !errors.Is(err, dbusctl.ErrNoSuchUnit) {
 		return err
 	}
-	err := start(ctx, units.Daemon, dbusctl.Replace)
-	if err == nil {
-		return nil
-	}
+	err = start(ctx, units.Daemon, dbusctl.Replace)
 	p, perr := conn.Properties(ctx, units.Daemon)
-	if perr != nil {
+	switch {
+	case err == nil && perr == nil && !serves(p, root):
+		return errors.Join(&otherRootError{root}, conn.Stop(ctx, units.Daemon, dbusctl.Replace))
+	case err == nil || perr != nil:
 		return err
 	}
 	code, _ := p.Int32("ExecMainStatus")
@@ -247,6 +266,9 @@ func (a *app) downUnit(ctx context.Context, root string) (bool, error) {
 		return false, nil // it is not loaded
 	}
 	if active, _ := p.String("ActiveState"); active != "active" && active != "activating" && active != "reloading" {
+		return false, nil
+	}
+	if !serves(p, root) {
 		return false, nil
 	}
 	// The daemon first: it must not take the agents' end for a person's wish.
