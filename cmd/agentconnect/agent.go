@@ -156,6 +156,9 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) (err error) {
 	if given("workspace") {
 		ag.Workspace = expand(home, s.workspace)
 		if filepath.IsAbs(ag.Workspace) {
+			if err := daemon.Answers(ag.Workspace); err != nil {
+				return err
+			}
 			ag.Workspace = behindLinks(filepath.Clean(ag.Workspace))
 		}
 		if filepath.IsAbs(ag.Workspace) {
@@ -182,7 +185,11 @@ func (s *settings) apply(a *app, home string, ag *agent.Agent) (err error) {
 		ag.RunInSandbox = &on
 	}
 	for _, g := range s.grants {
-		if err := s.grant(home, g, ag); err != nil {
+		err := s.grant(home, g, ag)
+		if errors.As(err, new(*daemon.Refusal)) {
+			return err
+		}
+		if err != nil {
 			return usage("%v", err)
 		}
 	}
@@ -287,6 +294,9 @@ func (s *settings) grant(home, word string, ag *agent.Agent) error {
 	path, access := expand(home, word[:i]), sandbox.Access(word[i+1:])
 	abs, err := filepath.Abs(path)
 	if err != nil {
+		return err
+	}
+	if err := daemon.Answers(abs); err != nil {
 		return err
 	}
 	named := abs

@@ -741,6 +741,9 @@ func (d *Daemon) spec(a *agent.Agent, socket string, compiled bool) (*wire.Spec,
 	if err := d.gate(a); err != nil {
 		return nil, err
 	}
+	if err := answering(a); err != nil { // before anything is looked at that may lie there
+		return nil, err
+	}
 	if err := d.judgeOutside(b, a); err != nil {
 		return nil, err
 	}

@@ -194,6 +194,9 @@ func (b *Builder) outer(a *agent.Agent) (*outer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := Answers(writable...); err != nil {
+		return nil, fmt.Errorf("agent %s: what agents can write cannot be told: %w", a.ID, err)
+	}
 	o := &outer{b: b}
 	for _, w := range append(writable, filepath.Join(b.Config.Root, "agents"), filepath.Join(b.Config.Root, "mcp")) {
 		o.writable = append(o.writable, w, realPath(b.Host, w))

@@ -198,6 +198,9 @@ func (b *Builder) policy(a *agent.Agent, s start) (sandbox.Policy, error) {
 
 // granted is the policy with its grants judged and its workspace as it was written.
 func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
+	if err := answering(a); err != nil {
+		return sandbox.Policy{}, err
+	}
 	d := b.Store.Dirs(a.ID)
 	p := sandbox.Policy{
 		Agent: a.ID, UID: os.Getuid(), GID: os.Getgid(), User: userName(),

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"agentconnect.md/sandbox/cmd/internal/control"
 )
 
@@ -445,4 +447,56 @@ func TestRootNoManagerSaysWhyAndWhatToDo(t *testing.T) {
 	if !strings.Contains(s.SupervisorNote, "loginctl enable-linger tester") {
 		t.Errorf("status: %s", s.SupervisorNote)
 	}
+}
+
+// An sshfs whose server is gone, or NFS: the kernel waits for an answer without end. Who looks there
+// is told so, and nobody else waits with him.
+func TestRootFileSystemThatDoesNotAnswerHoldsNobodyUp(t *testing.T) {
+	m := newRootMachine(t)
+	if err := unix.Mknod("/dev/fuse", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))); err != nil && !errors.Is(err, fs.ErrExist) {
+		t.Fatal(err)
+	}
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("missing: FUSE in this kernel (%v)", err)
+	}
+	mnt := home + "/mnt"
+	t.Cleanup(func() { os.RemoveAll(mnt) })
+	m.must("mkdir", mnt)
+	m.up()
+	m.add("bob")
+	m.start("bob")
+	m.add("alice", "--workspace", mnt)
+	// A server that never says a word.
+	if err := unix.Mount("none", mnt, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fuse.Fd(), uid, uid)); err != nil {
+		t.Fatal(err)
+	}
+	gone := func() {
+		fuse.Close() // ends all waiting
+		_ = unix.Unmount(mnt, unix.MNT_DETACH)
+	}
+	t.Cleanup(gone)
+	silent := func(args ...string) {
+		t.Helper()
+		if m.fails(m.ac(args...), 1, mnt, "does not answer"); t.Failed() {
+			t.FailNow()
+		}
+	}
+	silent("agent", "start", "alice")
+	silent("agent", "exec", "alice", "--", "true")
+	silent("explain", "alice")
+	silent("agent", "add", "carol", "--runtime", "selftest", "--workspace", mnt)
+	silent("agent", "edit", "bob", "--grant", mnt+":rw")
+	// What has nothing to do with it, and what ends it.
+	m.mustAC("agent", "edit", "bob", "--env", "K=V")
+	m.mustAC("agent", "restart", "bob")
+	m.works("bob")
+	m.mustAC("restart") // with alice among those that are wanted
+	m.works("bob")
+	m.mustAC("agent", "stop", "alice")
+	m.mustAC("down")
+	gone()
+	m.up()
+	m.start("alice")
+	m.works("alice")
 }
