@@ -29,14 +29,19 @@ const drain = time.Second
 
 // taker is a writer that tells whether somebody is waited for who takes what is written.
 type taker struct {
-	w io.Writer
-	n atomic.Int64 // writes begun and ended: odd during one
+	w    io.Writer
+	n    atomic.Int64          // writes begun and ended: odd during one
+	lost atomic.Pointer[error] // why what was said could not be written
 }
 
 func (t *taker) Write(p []byte) (int, error) {
 	t.n.Add(1)
 	defer t.n.Add(1)
-	return t.w.Write(p)
+	n, err := t.w.Write(p)
+	if err != nil {
+		t.lost.Store(&err)
+	}
+	return n, err
 }
 
 // drained waits for the copies to the takers, each of which says on copied that it is over.
@@ -157,7 +162,18 @@ func (a *app) exec(ctx context.Context, at where, argv []string) error {
 	}
 	end, err := execEnd(ctx, c)
 	drained(ctx, copied, takers...)
-	return execResult(ctx, end, err)
+	err = execResult(ctx, end, err)
+	for _, t := range takers {
+		lost := t.lost.Load()
+		if lost == nil {
+			continue
+		}
+		if err == nil { // nobody must take what was written for all of it
+			return fmt.Errorf("what the command said is not written: %w", *lost)
+		}
+		a.warn("what the command said is not written: %v", *lost)
+	}
+	return err
 }
 
 func nonNil(files []*os.File) []*os.File {
