@@ -388,7 +388,7 @@ func (c *client) call(f *Frame) {
 	if registered {
 		b.changed()
 	}
-	sent := false
+	var sent bool
 	if params != nil {
 		frame := append([]byte(`{"jsonrpc":"2.0","id":`), upID...)
 		frame = append(quote(append(frame, `,"method":`...), method), `,"params":`...)
