@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/netns"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // A server on this machine or near it answers within a moment. To wait for it in one call
@@ -25,15 +26,15 @@ var nearNow atomic.Int32
 
 // beginTCP begins to connect to addr, and waits for a moment. now: finish, which has to be
 // called, will not wait.
-func beginTCP(addr netip.AddrPort) (finish func(ctx context.Context) (*net.TCPConn, error), now bool) {
+func beginTCP(addr netip.AddrPort) (finish func(ctx context.Context) (tcp.Conn, error), now bool) {
 	fail := func(err error) error {
 		return &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(addr), Err: err}
 	}
 	conn, pending, err := startTCP(addr)
 	if err != nil {
-		return func(context.Context) (*net.TCPConn, error) { return nil, fail(err) }, true
+		return func(context.Context) (tcp.Conn, error) { return nil, fail(err) }, true
 	}
-	return func(ctx context.Context) (*net.TCPConn, error) {
+	return func(ctx context.Context) (tcp.Conn, error) {
 		if !pending {
 			return conn, nil
 		}
@@ -45,7 +46,7 @@ func beginTCP(addr netip.AddrPort) (finish func(ctx context.Context) (*net.TCPCo
 	}, !pending
 }
 
-func startTCP(addr netip.AddrPort) (conn *net.TCPConn, pending bool, err error) {
+func startTCP(addr netip.AddrPort) (conn tcp.Conn, pending bool, err error) {
 	var to unix.Sockaddr
 	family := unix.AF_INET
 	if a := addr.Addr(); a.Is4() {
@@ -64,8 +65,11 @@ func startTCP(addr netip.AddrPort) (conn *net.TCPConn, pending bool, err error) 
 	if err != nil {
 		return nil, false, os.NewSyscallError("socket", err)
 	}
-	f := os.NewFile(uintptr(fd), "") // it closes fd, and does no more
-	defer f.Close()
+	defer func() {
+		if conn == nil {
+			unix.Close(fd)
+		}
+	}()
 	if near {
 		// Connecting goes on when that time is over.
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: nearWait}); err != nil {
@@ -80,19 +84,24 @@ func startTCP(addr netip.AddrPort) (conn *net.TCPConn, pending bool, err error) 
 	if pending = errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR); !pending && err != nil {
 		return nil, false, os.NewSyscallError("connect", err)
 	}
-	c, err := net.FileConn(f) // with keep-alives on, as every connection of package net
-	if err != nil {
+	// What is said is to be sent at once. Whoever stays is kept alive, see watch.
+	if err := tcp.NoDelay(fd); err != nil {
 		return nil, false, err
 	}
-	return c.(*net.TCPConn), pending, nil
+	if near {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
+			return nil, false, os.NewSyscallError("fcntl", err)
+		}
+	}
+	return tcp.New(fd), pending, nil
 }
 
-func waitConnected(ctx context.Context, conn *net.TCPConn) error {
+func waitConnected(ctx context.Context, conn tcp.Conn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { conn.SetWriteDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var failed error
 	err = raw.Write(func(fd uintptr) bool {

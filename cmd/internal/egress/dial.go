@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // stream is a connection whose two directions end by themselves.
@@ -80,7 +81,7 @@ const mostTries = 8
 // asked for more when the first ones do.
 func (g *Gateway) race(ctx context.Context, addrs []netip.Addr, port uint16, others func(context.Context) []netip.Addr) (stream, string, error) {
 	type result struct {
-		c    *net.TCPConn
+		c    tcp.Conn
 		addr netip.Addr
 		err  error
 	}

@@ -17,12 +17,13 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // flow is a connection that is being carried, or refused.
 type flow struct {
 	g      *Gateway
-	client *net.TCPConn
+	client tcp.Conn
 	dst    netip.AddrPort
 	began  time.Time
 
@@ -105,7 +106,7 @@ func (f *flow) noteUse(u use) bool {
 
 // HandleTCP carries one connection of the agent that was meant for dst, to its end. It
 // owns conn. It returns when the connection is over or ctx ends, which cuts it.
-func (g *Gateway) HandleTCP(ctx context.Context, conn *net.TCPConn, dst netip.AddrPort) {
+func (g *Gateway) HandleTCP(ctx context.Context, conn tcp.Conn, dst netip.AddrPort) {
 	defer conn.Close()
 	dst = netip.AddrPortFrom(dst.Addr().Unmap().WithZone(""), dst.Port())
 	f := &flow{g: g, client: conn, dst: dst, began: time.Now(), down: make(chan struct{}),
@@ -113,12 +114,12 @@ func (g *Gateway) HandleTCP(ctx context.Context, conn *net.TCPConn, dst netip.Ad
 	if !dst.IsValid() || dst.Port() == 0 || dst.Addr().IsLoopback() || dst.Addr().IsUnspecified() || dst.Addr().IsMulticast() {
 		// Not what it was meant for, or nothing that is ours to reach.
 		f.refused("not an address to connect to")
-		reset(conn)
+		tcp.Reset(conn)
 		return
 	}
 	if why := g.admit(f); why != "" {
 		f.refused(why)
-		reset(conn)
+		tcp.Reset(conn)
 		return
 	}
 	defer g.over(f)
@@ -186,12 +187,12 @@ func (f *flow) run(ctx context.Context) {
 	switch {
 	case cut != "": // while it was dialled
 		f.end(Cut, cut)
-		reset(f.client)
+		tcp.Reset(f.client)
 		return
 	case err != nil:
 		g.failures.Add(1)
 		f.end(Failed, err.Error())
-		reset(f.client)
+		tcp.Reset(f.client)
 		return
 	}
 	f.carry()
@@ -252,9 +253,9 @@ func (f *flow) letOut() {
 
 // drop ends both sides so that each is told that something went wrong.
 func (f *flow) drop() {
-	reset(f.client)
-	if s, ok := f.server.(*net.TCPConn); ok {
-		reset(s)
+	tcp.Reset(f.client)
+	if s, ok := f.server.(tcp.Conn); ok {
+		tcp.Reset(s)
 	} else {
 		f.server.Close()
 	}
@@ -280,8 +281,11 @@ func (f *flow) watch() (stop func()) {
 		case !long:
 			long = true
 			f.mu.Lock()
-			r := f.rec
+			r, server := f.rec, f.server
 			f.mu.Unlock()
+			if s, ok := server.(tcp.Conn); ok {
+				_ = tcp.KeepAlive(s) // without it a dead one ends when no byte has passed for long
+			}
 			r.Verdict = Open
 			f.g.records.add(&r)
 		case now == last:
@@ -892,7 +896,7 @@ func (f *flow) refuse(why string) {
 	port := f.dst.Port()
 	if cut != "" || port != 443 && port != 80 {
 		f.refused(why)
-		reset(f.client)
+		tcp.Reset(f.client)
 		return
 	}
 	in := newIntake(f.client)
@@ -929,7 +933,7 @@ func (f *flow) refuse(why string) {
 	f.mu.Unlock()
 	f.refused(why)
 	if len(in.held()) == 0 {
-		reset(f.client)
+		tcp.Reset(f.client)
 		return
 	}
 	if port == 443 {
@@ -947,7 +951,7 @@ func (f *flow) refuseSaid(no *refusal) {
 	f.refused(no.why)
 	switch {
 	case f.received.Load() > 0: // the server has spoken already
-		reset(f.client)
+		tcp.Reset(f.client)
 	case no.alert != 0:
 		f.lastWords(tlsAlert(no.alert))
 	case no.http && no.port != 0:
@@ -955,7 +959,7 @@ func (f *flow) refuseSaid(no *refusal) {
 	case no.http:
 		f.lastWords(f.page(no.why, f.to().port))
 	default:
-		reset(f.client)
+		tcp.Reset(f.client)
 	}
 }
 
@@ -1025,18 +1029,12 @@ func (f *flow) cut(why string) {
 	}
 	server := f.server
 	f.mu.Unlock()
-	reset(f.client)
-	if s, ok := server.(*net.TCPConn); ok {
-		reset(s)
+	tcp.Reset(f.client)
+	if s, ok := server.(tcp.Conn); ok {
+		tcp.Reset(s)
 	} else if server != nil {
 		server.Close()
 	}
-}
-
-// reset closes c so that its peer is told that something went wrong.
-func reset(c *net.TCPConn) {
-	_ = c.SetLinger(0)
-	_ = c.Close()
 }
 
 // cutDenied cuts the connections that the rules no longer allow.

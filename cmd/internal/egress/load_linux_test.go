@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // noise gives size bytes that never repeat, and their sum.
@@ -119,7 +121,7 @@ func TestBreakingOffIsPassedOn(t *testing.T) {
 			return
 		}
 		if b[0] == 'r' { // the server breaks off
-			reset(c.(*net.TCPConn))
+			tcp.Reset(c.(*net.TCPConn))
 			return
 		}
 		_, err := c.Read(b)
@@ -135,7 +137,7 @@ func TestBreakingOffIsPassedOn(t *testing.T) {
 	c = a.connect("example.com", 8080)
 	fmt.Fprint(c, "c")
 	time.Sleep(50 * time.Millisecond) //nolint:forbidigo // so that the byte is not thrown away with the connection
-	reset(c)
+	tcp.Reset(c)
 	if err := <-broke; !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the server got %v", err)
 	}
@@ -369,6 +371,42 @@ func TestTooManyConnections(t *testing.T) {
 	}
 	a.refused(webA + ":5432")
 	a.record("the eleventh", func(r Record) bool { return r.Verdict == Denied && strings.Contains(r.Reason, "10 connections") })
+}
+
+// A connection that stays is kept alive: a server that is gone is noticed. A short one costs nothing.
+func TestWhatStaysIsKeptAlive(t *testing.T) {
+	w := theWorld(t)
+	w.server(t, w.internet, webA+":5432", echo)
+	w.name(t, "example.com", "A "+webA)
+	a := w.cage(t, policy("example.com"))
+	kept := func() (on []int) {
+		a.g.mu.Lock()
+		defer a.g.mu.Unlock()
+		for f := range a.g.flows {
+			f.mu.Lock()
+			server := f.server.(tcp.Conn)
+			f.mu.Unlock()
+			raw, err := server.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			v, verr := 0, error(nil)
+			if err := raw.Control(func(fd uintptr) { v, verr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE) }); err != nil || verr != nil {
+				t.Fatal(err, verr)
+			}
+			on = append(on, v)
+		}
+		return on
+	}
+	c := a.connect("example.com", 5432)
+	exchange(t, c, "x\n", "x\n")
+	if got := kept(); !slices.Equal(got, []int{0}) {
+		t.Errorf("SO_KEEPALIVE of the connections that just began: %v", got)
+	}
+	a.record("that it went on", func(r Record) bool { return r.Verdict == Open })
+	if got := kept(); !slices.Equal(got, []int{1}) {
+		t.Errorf("SO_KEEPALIVE of the connections that went on: %v", got)
+	}
 }
 
 func TestWhatIdlesForLongIsCut(t *testing.T) {

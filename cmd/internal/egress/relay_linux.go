@@ -3,12 +3,13 @@ package egress
 import (
 	"errors"
 	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // How much a pipe holds, in bytes. A stream that fills a plain one goes on with a wide one:
@@ -118,8 +119,8 @@ func (p kernelPipe) close() {
 // the number of bytes; g, which may be nil, looks at what comes when it wants to. Between two
 // TCP sockets the bytes stay in the kernel.
 func pump(dst, src stream, count *atomic.Uint64, g *gate) error {
-	d, ok := dst.(*net.TCPConn)
-	s, ok2 := src.(*net.TCPConn)
+	d, ok := dst.(tcp.Conn)
+	s, ok2 := src.(tcp.Conn)
 	if !ok || !ok2 {
 		return pumpCopy(dst, src, count, g)
 	}
@@ -149,7 +150,7 @@ func pump(dst, src stream, count *atomic.Uint64, g *gate) error {
 const little = firstBytes
 
 // pumpLittle copies until there is more at once, or the end. Many connections never have more.
-func pumpLittle(dst, src *net.TCPConn, from syscall.RawConn, count *atomic.Uint64, g *gate) (end bool, err error) {
+func pumpLittle(dst, src tcp.Conn, from syscall.RawConn, count *atomic.Uint64, g *gate) (end bool, err error) {
 	for {
 		in, err := readLittle(src, from)
 		if in == nil {
@@ -175,7 +176,7 @@ func pumpLittle(dst, src *net.TCPConn, from syscall.RawConn, count *atomic.Uint6
 
 // readLittle waits until there is something, and reads some of it; nil without an error: the
 // end. Whoever waits holds no memory.
-func readLittle(src *net.TCPConn, from syscall.RawConn) (in *intake, err error) {
+func readLittle(src tcp.Conn, from syscall.RawConn) (in *intake, err error) {
 	var rerr error
 	err = from.Read(func(fd uintptr) bool {
 		in = newIntake(src)
@@ -194,8 +195,8 @@ func readLittle(src *net.TCPConn, from syscall.RawConn) (in *intake, err error) 
 
 // pumpN copies n bytes; io.ErrUnexpectedEOF when src ends before.
 func pumpN(dst, src stream, n int64, count *atomic.Uint64) error {
-	d, ok := dst.(*net.TCPConn)
-	s, ok2 := src.(*net.TCPConn)
+	d, ok := dst.(tcp.Conn)
+	s, ok2 := src.(tcp.Conn)
 	if !ok || !ok2 {
 		return pumpCopyN(dst, src, n, count)
 	}

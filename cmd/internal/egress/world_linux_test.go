@@ -27,6 +27,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/cmd/internal/egress/rules"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -331,7 +332,7 @@ func (w *world) cage(t testing.TB, p rules.Policy, more ...func(*Config)) *caged
 	a.g = g
 	g.times.inspect, g.times.refusal, g.times.connect = 2*time.Second, time.Second, 5*time.Second
 	var wg sync.WaitGroup
-	var listeners []net.Listener
+	var listeners []*tcp.Listener
 	var udp []*net.UDPConn
 	var tcpDNS []net.Listener
 	w.agent.in(func() {
@@ -344,7 +345,12 @@ func (w *world) cage(t testing.TB, p rules.Policy, more ...func(*Config)) *caged
 					t.Error(err)
 					return
 				}
-				listeners = append(listeners, l)
+				stream, err := tcp.Listen(l.(*net.TCPListener))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				listeners = append(listeners, stream)
 			}
 		}
 		for _, family := range []string{"4", "6"} {
@@ -385,7 +391,7 @@ func (w *world) cage(t testing.TB, p rules.Policy, more ...func(*Config)) *caged
 				if err != nil {
 					return
 				}
-				wg.Go(func() { g.HandleTCP(ctx, c.(*net.TCPConn), c.LocalAddr().(*net.TCPAddr).AddrPort()) })
+				wg.Go(func() { g.HandleTCP(ctx, c, c.LocalAddr().(*net.TCPAddr).AddrPort()) })
 			}
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 	"agentconnect.md/sandbox/sandbox"
 )
 
@@ -25,7 +26,7 @@ type outside struct {
 	seen []string
 }
 
-func (o *outside) handle(_ context.Context, conn *net.TCPConn, dst netip.AddrPort) {
+func (o *outside) handle(_ context.Context, conn tcp.Conn, dst netip.AddrPort) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(20 * time.Second))
 	o.mu.Lock()

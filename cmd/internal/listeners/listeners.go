@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/netns"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // most is how many connections of one sandbox are open at once; more wait in the kernel.
@@ -29,7 +30,7 @@ type Set struct {
 	UDP []*net.UDPConn
 	TCP []net.Listener
 
-	conns []*net.TCPListener
+	conns []*tcp.Listener
 	slots chan struct{} // one for each connection that is open
 	kept  []bool        // of conns: a connection's local address is where it wanted to go
 	wg    sync.WaitGroup
@@ -77,14 +78,18 @@ func (s *Set) take(kind rune, f *os.File) error {
 	if err != nil {
 		return err
 	}
-	tcp, ok := l.(*net.TCPListener)
+	stream, ok := l.(*net.TCPListener)
 	switch {
 	case !ok:
 		err = fmt.Errorf("%T in place of a TCP listener", l)
 	case kind == netns.NameTCP:
-		s.TCP = append(s.TCP, tcp)
+		s.TCP = append(s.TCP, stream)
 	case kind == netns.Assigned && s.Redirected, kind == netns.Redirected && s.Redirected, kind == netns.Port && !s.Redirected:
-		s.conns, s.kept = append(s.conns, tcp), append(s.kept, kind != netns.Redirected)
+		var conns *tcp.Listener
+		if conns, err = tcp.Listen(stream); err != nil {
+			return err
+		}
+		s.conns, s.kept = append(s.conns, conns), append(s.kept, kind != netns.Redirected)
 	default:
 		err = fmt.Errorf("a kind %q that does not belong", kind)
 	}
@@ -97,7 +102,7 @@ func (s *Set) take(kind rune, f *os.File) error {
 // Accept gives each connection to handle, in a goroutine of its own, until the set is
 // closed or ctx ends; then it waits for them. handle owns the connection. One that wanted to go to
 // the loopback, or of which that is not known, is reset.
-func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn *net.TCPConn, dst netip.AddrPort)) {
+func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn tcp.Conn, dst netip.AddrPort)) {
 	for i, l := range s.conns {
 		s.wg.Go(func() {
 			for {
@@ -106,11 +111,11 @@ func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn 
 				case <-ctx.Done():
 					return
 				}
-				conn, err := l.AcceptTCP()
+				conn, err := l.Accept()
 				if err != nil {
 					<-s.slots
 				}
-				if errors.Is(err, net.ErrClosed) {
+				if errors.Is(err, os.ErrClosed) {
 					return
 				}
 				if err != nil {
@@ -124,7 +129,7 @@ func (s *Set) Accept(ctx context.Context, handle func(ctx context.Context, conn 
 				}
 				dst, err := destination(conn, s.kept[i])
 				if err != nil {
-					Reset(conn)
+					tcp.Reset(conn)
 					<-s.slots
 					continue
 				}
@@ -154,14 +159,8 @@ func (s *Set) Close() {
 	}
 }
 
-// Reset ends a connection so that its other side sees a refusal and no clean end.
-func Reset(conn *net.TCPConn) {
-	_ = conn.SetLinger(0) // it is closed below whatever happens here
-	conn.Close()
-}
-
 // destination is where a connection wanted to go.
-func destination(conn *net.TCPConn, kept bool) (netip.AddrPort, error) {
+func destination(conn tcp.Conn, kept bool) (netip.AddrPort, error) {
 	local := addrPort(conn.LocalAddr())
 	dst := local
 	if !kept {

@@ -3,17 +3,18 @@ package listeners
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
 // ip6tOriginalDst is IP6T_SO_ORIGINAL_DST, which x/sys lacks; it has IPv4's number.
 const ip6tOriginalDst = unix.SO_ORIGINAL_DST
 
 // original asks the kernel where a redirected connection wanted to go.
-func original(conn *net.TCPConn, six bool) (dst netip.AddrPort, err error) {
+func original(conn tcp.Conn, six bool) (dst netip.AddrPort, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return dst, err

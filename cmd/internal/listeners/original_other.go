@@ -4,10 +4,11 @@ package listeners
 
 import (
 	"errors"
-	"net"
 	"net/netip"
+
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 )
 
-func original(*net.TCPConn, bool) (netip.AddrPort, error) {
+func original(tcp.Conn, bool) (netip.AddrPort, error) {
 	return netip.AddrPort{}, errors.New("original destinations are known on Linux alone")
 }

@@ -26,6 +26,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/listeners"
 	"agentconnect.md/sandbox/cmd/internal/netns"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 )
@@ -169,7 +170,7 @@ func tracked() string {
 }
 
 func congestion(c net.Conn) string {
-	raw, err := c.(*net.TCPConn).SyscallConn()
+	raw, err := c.(tcp.Conn).SyscallConn()
 	if err != nil {
 		return err.Error()
 	}
@@ -255,7 +256,7 @@ func dial(t *testing.T, what string, addrs ...string) (*listeners.Set, map[strin
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		set.Accept(t.Context(), func(_ context.Context, c *net.TCPConn, dst netip.AddrPort) {
+		set.Accept(t.Context(), func(_ context.Context, c tcp.Conn, dst netip.AddrPort) {
 			defer c.Close()
 			if dst.Port() == congestionPort {
 				io.WriteString(c, congestion(c))
