@@ -125,6 +125,12 @@ func guard(ctx context.Context, path string, all []measurement, pairs int) error
 		if err := figures.Table(os.Stdout, found); err != nil {
 			return err
 		}
+		if try == 1 { // all of it
+			var kind string
+			if accepted, kind = accepted.On(found); kind != "" {
+				fmt.Printf("a machine on which %s\n", kind)
+			}
+		}
 		lines, bad := accepted.Among(keys).Worse(found)
 		if len(bad) == 0 {
 			return nil

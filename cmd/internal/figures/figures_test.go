@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -70,13 +71,47 @@ func TestGuardSaysWhatSteppedBackAndWhatWasNotMeasured(t *testing.T) {
 	if !Below("start", "start") || Below("start/default", "sta") || !Below("start/default", "start") {
 		t.Error("the names that a key lies below are wrong")
 	}
-	for _, bad := range []string{`{"slack":1,"ratios":{"a":1}}`, `{"slack":2,"ratios":{}}`, `{"slack":2,"ratios":{"a":1},"rising":["b"]}`, `{`} {
+	for _, bad := range []string{`{"slack":2,"ratios":{"a":1},"kinds":[{"of":["a","b"],"below":1,"ratios":{"a":2}}]}`, `{"slack":1,"ratios":{"a":1}}`, `{"slack":2,"ratios":{}}`, `{"slack":2,"ratios":{"a":1},"rising":["b"]}`, `{`} {
 		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := ReadAccepted(path); err == nil {
 			t.Errorf("%s was taken", bad)
 		}
+	}
+}
+
+func TestKindOfMachineIsToldByThePeersAlone(t *testing.T) {
+	a := &Accepted{
+		Slack: 1.5, Ratios: map[string]float64{"mounts": 0.2, "exec": 2, "relay": 1}, Rising: []string{"relay"},
+		Kinds: []Kind{{Name: "slow starts", Of: [2]string{"mounts", "exec"}, Below: 20, Ratios: map[string]float64{"exec": 4}}},
+	}
+	figures := func(mounts, exec, ours float64) []Figure {
+		return []Figure{
+			Figure{Key: "mounts", Ours: 0.2 * mounts}.Beside(Peer{Value: mounts}),
+			Figure{Key: "exec", Ours: ours}.Beside(Peer{Value: exec}), {Key: "relay", Ratio: 1},
+		}
+	}
+	for _, c := range []struct {
+		what              string
+		mounts, exec, our float64
+		kind              string
+		bad               []string
+	}{
+		{"as usual", 1000, 25, 50, "", nil},
+		{"a step back", 1000, 25, 100, "", []string{"exec"}},
+		{"the other kind", 300, 25, 100, "slow starts", nil},
+		{"a step back there", 300, 25, 200, "slow starts", []string{"exec"}},
+		{"without a peer", 0, 25, 100, "", []string{"exec", "mounts"}},
+	} {
+		found := figures(c.mounts, c.exec, c.our)
+		on, kind := a.On(found)
+		if lines, bad := on.Worse(found); kind != c.kind || !slices.Equal(bad, c.bad) {
+			t.Errorf("%s: kind %q, worse %q", c.what, kind, lines)
+		}
+	}
+	if a.Ratios["exec"] != 2 {
+		t.Error("what is usual was changed")
 	}
 }
 

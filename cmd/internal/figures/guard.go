@@ -17,6 +17,19 @@ type Accepted struct {
 	Ratios map[string]float64 `json:"ratios"`
 	// Rising names the keys whose ratio is better when it is higher; of the others it is worse.
 	Rising []string `json:"rising,omitempty"`
+	// Kinds are machines where some ratios are others.
+	Kinds []Kind `json:"kinds,omitempty"`
+}
+
+// Kind is a kind of machine, told by what the peers need on it alone: no change of ours makes one
+// of another.
+type Kind struct {
+	Name string `json:"name"`
+	// Of are the keys of two figures. The first peer of the one takes less than Below times what the
+	// first peer of the other does.
+	Of     [2]string          `json:"of"`
+	Below  float64            `json:"below"`
+	Ratios map[string]float64 `json:"ratios"` // in place of the usual ones
 }
 
 // ReadAccepted reads such a file.
@@ -37,7 +50,34 @@ func ReadAccepted(path string) (*Accepted, error) {
 			return nil, fmt.Errorf("%s: rising: no ratio of %q", path, key)
 		}
 	}
+	for _, k := range a.Kinds {
+		for _, key := range append(slices.Collect(maps.Keys(k.Ratios)), k.Of[:]...) {
+			if _, ok := a.Ratios[key]; !ok {
+				return nil, fmt.Errorf("%s: kinds: %s: no ratio of %q", path, k.Name, key)
+			}
+		}
+	}
 	return &a, nil
+}
+
+// On gives what is accepted on the machine that these figures are from, and the name of its kind.
+func (a *Accepted) On(measured []Figure) (*Accepted, string) {
+	peer := map[string]float64{}
+	for _, f := range measured {
+		if len(f.Peers) > 0 {
+			peer[f.Key] = f.Peers[0].Value
+		}
+	}
+	for _, k := range a.Kinds {
+		one, other := peer[k.Of[0]], peer[k.Of[1]]
+		if one == 0 || other == 0 || one/other >= k.Below {
+			continue
+		}
+		on := &Accepted{Slack: a.Slack, Rising: a.Rising, Ratios: maps.Clone(a.Ratios)}
+		maps.Copy(on.Ratios, k.Ratios)
+		return on, k.Name
+	}
+	return a, ""
 }
 
 // Among gives what is accepted of these keys alone.
