@@ -112,7 +112,8 @@ func TestGitOnTheHostCopiesNothingOfTheHostsIntoARepository(t *testing.T) {
 			if rerere == "on" {
 				s.in(ws, "git config rerere.enabled true && mkdir .git/rr-cache")
 			}
-			plant := fmt.Sprintf(`h=$(printf '%%040d' 1); mkdir -p .git/rr-cache/$h; : >.git/rr-cache/$h/preimage; printf '%%s\t%%s\0' $h %s >.git/%s`, key, gitseal.ConflictsFile)
+			// Where there is none it comes whole: an empty one is taken away without a word.
+			plant := fmt.Sprintf(`h=$(printf '%%040d' 1); r=.git/rr-cache; [ -e $r ] || r=.git/rr; mkdir -p $r/$h; : >$r/$h/preimage; [ $r != .git/rr ] || mv .git/rr .git/rr-cache; printf '%%s\t%%s\0' $h %s >.git/%s`, key, gitseal.ConflictsFile)
 			const host = `echo y >> file; git commit -q -a -m y; grep -rsl KEY-OF-THE-HOST .git || :`
 			if got := s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !strings.Contains(got, "rr-cache") {
 				t.Fatalf("outside nothing is copied, so it proves nothing: %q", got)
