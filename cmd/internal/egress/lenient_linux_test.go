@@ -7,6 +7,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -490,22 +491,7 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 		})
 	}
 	through := func(c *net.TCPConn, name string) error {
-		if _, err := io.WriteString(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example\r\n\r\n"); err != nil {
-			return err
-		}
-		r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect})
-		if err != nil {
-			return err
-		}
-		if r.StatusCode != http.StatusOK {
-			return errors.New(r.Status)
-		}
-		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
-		if _, err := s.Write([]byte("hi")); err != nil {
-			return err
-		}
-		_, err = io.ReadFull(s, make([]byte, 2))
-		return err
+		return hiThrough(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example\r\n\r\n", name, pool)
 	}
 	if err := through(a.connect("proxy.example", 8080), "good.example"); err != nil {
 		t.Errorf("what is allowed: %v", err)
@@ -531,6 +517,26 @@ func TestWhatGoesThroughAProxyIsJudged(t *testing.T) {
 	}
 }
 
+// hiThrough asks a proxy for a way, and says hi over TLS to the server of that name behind it.
+func hiThrough(c net.Conn, request, name string, pool *x509.CertPool) error {
+	if _, err := io.WriteString(c, request); err != nil {
+		return err
+	}
+	r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return err
+	}
+	if r.StatusCode != http.StatusOK {
+		return errors.New(r.Status)
+	}
+	s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
+	if _, err := s.Write([]byte("hi")); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(s, make([]byte, 2))
+	return err
+}
+
 // A CONNECT has no body, and a proxy that passes over the length of one takes what follows as what
 // goes through it.
 func TestWhatGoesThroughAProxyIsJudgedWhateverItsRequestSaysOfABody(t *testing.T) {
@@ -542,20 +548,7 @@ func TestWhatGoesThroughAProxyIsJudgedWhateverItsRequestSaysOfABody(t *testing.T
 	a := w.cage(t, policy("proxy.example:8080", "good.example"))
 	through := func(c net.Conn, header, name string) error {
 		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
-		fmt.Fprintf(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example:443\r\n%s\r\n", header)
-		r, err := http.ReadResponse(bufio.NewReaderSize(c, 16), &http.Request{Method: http.MethodConnect})
-		if err != nil {
-			return err
-		}
-		if r.StatusCode != http.StatusOK {
-			return errors.New(r.Status)
-		}
-		s := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
-		if _, err := s.Write([]byte("hi")); err != nil {
-			return err
-		}
-		_, err = io.ReadFull(s, make([]byte, 2))
-		return err
+		return hiThrough(c, "CONNECT good.example:443 HTTP/1.1\r\nHost: good.example:443\r\n"+header+"\r\n", name, pool)
 	}
 	const body = "Content-Length: 1000000\r\n"
 	direct, err := net.Dial("tcp", webA+":8080")
