@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/sandbox"
 )
 
 // answerPatience is how long a file system may take to answer.
@@ -72,9 +73,11 @@ func ask(folder string) *question {
 
 // answering returns an error if a folder that the agent works in does not answer.
 func answering(a *agent.Agent) error {
-	folders := a.Folders()
+	folders := a.Folders() // all that it may write
 	for _, g := range a.Grants {
-		folders = append(folders, g.Path)
+		if g.Access != sandbox.ReadWrite {
+			folders = append(folders, g.Path)
+		}
 	}
 	if err := Answers(folders...); err != nil {
 		return fmt.Errorf("agent %s: %w", a.ID, err)
