@@ -109,17 +109,30 @@ func (a *File) reopen() error {
 	return nil
 }
 
-// Append writes v as one line. A record larger than MaxLine is an error; nothing is cut
-// in the middle.
-func (a *File) Append(v any) error {
-	line, err := json.Marshal(v)
-	if err != nil {
-		return err
+// Append writes each of records as one line, all with one write. A record larger than MaxLine
+// is an error, and the others are written; nothing is cut in the middle.
+func (a *File) Append(records ...any) error {
+	var lines []byte
+	var wrong []error
+	for _, r := range records {
+		line, err := json.Marshal(r)
+		switch {
+		case err != nil:
+			wrong = append(wrong, err)
+		case len(line) >= MaxLine:
+			wrong = append(wrong, fmt.Errorf("audit log: a record of %d bytes is too long (at most %d)", len(line), MaxLine))
+		default:
+			lines = append(append(lines, line...), '\n')
+		}
 	}
-	if len(line) >= MaxLine {
-		return fmt.Errorf("audit log: a record of %d bytes is too long (at most %d)", len(line), MaxLine)
+	if len(lines) > 0 {
+		wrong = append(wrong, a.append(lines))
 	}
-	line = append(line, '\n')
+	return errors.Join(wrong...)
+}
+
+// append writes whole lines.
+func (a *File) append(lines []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.f == nil {
@@ -133,7 +146,7 @@ func (a *File) Append(v any) error {
 		}
 		size, named, err := a.look()
 		if err == nil && named && size < a.max {
-			_, err = a.f.Write(line)
+			_, err = a.f.Write(lines)
 			return errors.Join(err, unix.Flock(int(a.f.Fd()), unix.LOCK_UN))
 		}
 		_ = unix.Flock(int(a.f.Fd()), unix.LOCK_UN)

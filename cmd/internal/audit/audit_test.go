@@ -125,14 +125,22 @@ func TestATornLineIsSkipped(t *testing.T) {
 	}
 }
 
-func TestTooLongIsAnError(t *testing.T) {
-	f, err := Open(filepath.Join(t.TempDir(), "a.jsonl"))
+func TestTooLongIsAnErrorAndKeepsNothingElseOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	f, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := f.Append(strings.Repeat("x", MaxLine)); err == nil {
+	if err := f.Append("before", strings.Repeat("x", MaxLine), "after"); err == nil {
 		t.Error("a record of 64 KiB was taken")
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(b), "\"before\"\n\"after\"\n"; got != want {
+		t.Errorf("the log has %q, want %q", got, want)
 	}
 }
 

@@ -53,6 +53,12 @@ const (
 // maxWaiting is how many records wait for the disk before connections do.
 const maxWaiting = 1024
 
+// settle is how long a record waits for others, and atOnce how many are written together.
+const (
+	settle = time.Millisecond
+	atOnce = 64
+)
+
 // recorder writes records behind the back of the connections.
 type recorder struct {
 	file   *audit.File
@@ -82,11 +88,17 @@ func newRecorder(path, server string, failed func(error)) (*recorder, error) {
 func (r *recorder) write() {
 	defer close(r.done)
 	var once sync.Once
-	for rec := range r.lines {
+	for first := range r.lines {
 		if r.file == nil {
 			continue
 		}
-		if err := r.file.Append(rec); err != nil {
+		// The connections that go on come first: what ended with this one is written with it.
+		time.Sleep(settle)
+		some := []any{first}
+		for len(r.lines) > 0 && len(some) < atOnce {
+			some = append(some, <-r.lines)
+		}
+		if err := r.file.Append(some...); err != nil {
 			once.Do(func() { r.failed(err) })
 		}
 	}
