@@ -19,6 +19,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/peers"
 	"agentconnect.md/sandbox/cmd/internal/programs"
+	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/hostfacts"
 )
@@ -125,7 +126,8 @@ func start(ctx context.Context, pairs, extra int, f figures.Figure) ([]figures.F
 	compiled := time.Since(began)
 	s := launch.Start{
 		Launcher: b.programs.Launcher, Bwrap: b.programs.Bwrap, Compile: func() (*sandbox.Plan, error) { return plan, nil },
-		Argv: []string{"/bin/echo", "x"}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: b.policy.Workspace,
+		BwrapIs: launch.AskBwrap(ctx, b.programs.Bwrap, wire.BwrapIs{}), // as a supervisor has it from the daemon
+		Argv:    []string{"/bin/echo", "x"}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: b.policy.Workspace,
 	}
 	args := append(rawArgs(plan), "--", "/bin/echo", "x")
 	var ours, peers []float64

@@ -170,7 +170,7 @@ func (s *Supervisor) startServer(ctx context.Context, m wire.MCPServer, out *egr
 		st.Env = s.hostEnv()
 		s.outside.Store(true)
 	} else {
-		st.Bwrap, st.Env, st.Dir = s.spec.Bwrap, m.BaseEnv, m.Policy.Workspace
+		st.Bwrap, st.BwrapIs, st.Env, st.Dir = s.spec.Bwrap, s.spec.BwrapIs, m.BaseEnv, m.Policy.Workspace
 		st.Compile = func() (*sandbox.Plan, error) { return sandbox.Compile(*m.Policy, hostfacts.Host{}) }
 		st.Ports = ports(m.Egress)
 	}
