@@ -74,6 +74,8 @@ func TestRestartByHandThatWaits(t *testing.T) {
 		})
 		m.works("alice")
 	}
+	// It goes on for a start that was given up, and cannot be stopped by hand.
+	m.until("the probe is done", func() bool { return m.show(units.Probe, "ActiveState") != "reloading" })
 }
 
 // A stop may take a while, and a daemon may come up meanwhile.
