@@ -15,16 +15,7 @@ import (
 // It counts all the same.
 func TestProbeThatPassesAfterTheClockWasSetBackCounts(t *testing.T) {
 	m := newMachine(t)
-	m.up()
-	m.add("alice")
-	m.add("bob")
-	m.start("alice", "bob")
-	m.mustAC("agent", "stop", "alice")
-	drop := dropins + "/agentconnect-probe.service.d/probe.conf"
-	m.file(drop, "[Service]\nEnvironment=AGENTCONNECT_LIBEXEC=/nowhere\n", 0o644)
-	m.mustCTL("daemon-reload")
-	m.fails(m.ac("probe"), 69)
-	m.fails(m.ac("agent", "start", "alice"), 69)
+	drop := m.brokenProbe()
 	// The machine's own clock is the host's: the result is given another time.
 	m.file(drop, "[Service]\nExecReload=/bin/sed -i 's/\"at\": \"..../\"at\": \"2001/' "+root+"/state/probe.json\n", 0o644)
 	m.mustCTL("daemon-reload")

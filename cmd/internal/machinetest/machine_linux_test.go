@@ -122,6 +122,23 @@ func (m *machine) clear() {
 	}
 }
 
+// brokenProbe has bob run, and alice stopped, when the probe fails from now on: by a drop-in, whose
+// path it gives.
+func (m *machine) brokenProbe() string {
+	m.t.Helper()
+	m.up()
+	m.add("alice")
+	m.add("bob")
+	m.start("alice", "bob")
+	m.mustAC("agent", "stop", "alice")
+	drop := dropins + "/agentconnect-probe.service.d/broken.conf"
+	m.file(drop, "[Service]\nEnvironment=AGENTCONNECT_LIBEXEC=/nowhere\n", 0o644)
+	m.mustCTL("daemon-reload")
+	m.fails(m.ac("probe"), 69)
+	m.fails(m.ac("agent", "start", "alice"), 69)
+	return drop
+}
+
 // result is how a command ended.
 type result struct {
 	out, err string

@@ -107,16 +107,7 @@ func TestRootFailedProbeStopsNoAgentAndStartsNone(t *testing.T) {
 // A probe that cannot even say so counts as failed: an old good word is not believed.
 func TestRootProbeThatCannotRunIsAFailedProbe(t *testing.T) {
 	m := newRootMachine(t)
-	m.up()
-	m.add("alice")
-	m.add("bob")
-	m.start("alice", "bob")
-	m.mustAC("agent", "stop", "alice")
-	drop := dropins + "/agentconnect-probe.service.d/break.conf"
-	m.file(drop, "[Service]\nEnvironment=AGENTCONNECT_LIBEXEC=/nowhere\n", 0o644)
-	m.mustCTL("daemon-reload")
-	m.fails(m.ac("probe"), 69)
-	m.fails(m.ac("agent", "start", "alice"), 69)
+	drop := m.brokenProbe()
 	m.fails(m.ctl("start", "agent@alice"), 1)
 	m.gone("alice")
 	// A crash without a daemon: the spec is there, the probe's word is not.
