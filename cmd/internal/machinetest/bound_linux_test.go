@@ -358,21 +358,8 @@ func TestRuntimeDoesNotDieOfItsParentsThread(t *testing.T) {
 		return slices.ContainsFunc(m.of("alice"), func(p process) bool { return p.cmdline == "/usr/bin/sleep 300" })
 	}
 	m.until("the runtime runs", alive)
-	i := slices.IndexFunc(processes(), func(p process) bool {
-		return p.comm == "systemd" && strings.HasSuffix(p.group, "/user@1000.service/init.scope")
-	})
-	if i < 0 {
-		t.Fatalf("no user manager:\n%s", m.list())
-	}
-	manager := processes()[i]
-	halted := func(sig syscall.Signal) {
-		t.Helper()
-		if err := manager.signal(sig); err != nil {
-			t.Fatal(err)
-		}
-	}
-	halted(syscall.SIGSTOP)
-	defer halted(syscall.SIGCONT)
+	goOn := m.haltManager()
+	defer goOn()
 	if err := supervisor.signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +372,7 @@ func TestRuntimeDoesNotDieOfItsParentsThread(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // time for the signal to do its work
 	}
 	m.sound()
-	halted(syscall.SIGCONT)
+	goOn()
 	m.until("another supervisor", func() bool {
 		now := m.show(service("alice"), "MainPID")
 		return now != "0" && now != fmt.Sprint(supervisor.pid)

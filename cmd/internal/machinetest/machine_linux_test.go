@@ -139,6 +139,26 @@ func (m *machine) brokenProbe() string {
 	return drop
 }
 
+// haltManager has the user manager answer nothing until goOn, which may be called again.
+func (m *machine) haltManager() (goOn func()) {
+	m.t.Helper()
+	all := processes()
+	i := slices.IndexFunc(all, func(p process) bool {
+		return p.comm == "systemd" && strings.HasSuffix(p.group, "/user@1000.service/init.scope")
+	})
+	if i < 0 {
+		m.t.Fatalf("no user manager:\n%s", m.list())
+	}
+	send := func(sig syscall.Signal) {
+		m.t.Helper()
+		if err := all[i].signal(sig); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	send(syscall.SIGSTOP)
+	return func() { m.t.Helper(); send(syscall.SIGCONT) }
+}
+
 // result is how a command ended.
 type result struct {
 	out, err string

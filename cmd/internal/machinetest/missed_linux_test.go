@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"agentconnect.md/sandbox/cmd/internal/control"
@@ -117,5 +118,26 @@ func TestStopByHandInTheMiddleOfAStartWithoutADaemon(t *testing.T) {
 		m.run("sh", "-c", fmt.Sprintf("systemctl --user kill -s KILL --kill-who=main '%[1]s'; while [ \"$(systemctl --user show --value -p SubState '%[1]s')\" != start ]; do :; done; sleep 0.%03[2]d; systemctl --user stop '%[1]s'", service, 3*i))
 		m.up()
 		m.staysStopped("alice")
+	}
+}
+
+// A start that the manager does not hear of leaves no unit that says why: the daemon does.
+func TestStartThatTheManagerDoesNotTakeSaysWhy(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	goOn := m.haltManager()
+	defer goOn()
+	m.fails(m.ac("agent", "start", "alice"), 1)
+	goOn()
+	if a := m.agent("alice"); a.State != control.StateFailed || !strings.Contains(a.Reason, "does not answer") {
+		t.Errorf("after a start that failed alice is %s: %q", a.State, a.Reason)
+	}
+	m.start("alice")
+	m.works("alice")
+	m.mustCTL("stop", service("alice"))
+	m.staysStopped("alice")
+	if a := m.agent("alice"); a.Reason != "" {
+		t.Errorf("after a stop alice is %s: %q", a.State, a.Reason)
 	}
 }

@@ -176,10 +176,12 @@ func (s *Supervision) agent(id string, spec *wire.Spec) units.Agent {
 // Start wishes the agent to run. One that runs stays as it is.
 func (s *Supervision) Start(id string, spec *wire.Spec) daemon.Pending {
 	return s.wish(id, true, true, func(ctx context.Context) error {
-		switch st := s.state(ctx, id); st.State {
-		case control.StateRunning:
+		switch st := s.state(ctx, id); {
+		case st.err != nil:
+			return fmt.Errorf("agent %s: %w; start it again when `systemctl --user` answers", id, st.err)
+		case st.State == control.StateRunning:
 			return nil
-		case control.StateStarting:
+		case st.State == control.StateStarting:
 			return s.started(ctx, id, s.o.Conn.Start(ctx, units.ServiceName(id), dbusctl.Replace))
 		}
 		return s.create(ctx, id, spec)
@@ -301,10 +303,11 @@ func (s *Supervision) Stop(id string) daemon.Pending {
 	})
 }
 
-// unit is a daemon.Unit with the supervisor's exit code.
+// unit is a daemon.Unit with the supervisor's exit code, or why the manager did not say more.
 type unit struct {
 	daemon.Unit
 	code int
+	err  error
 }
 
 // State says how the agent is now, asking the manager.
@@ -318,16 +321,36 @@ func (s *Supervision) state(ctx context.Context, id string) unit {
 	p, err := s.o.Conn.Properties(ctx, units.ServiceName(id))
 	switch {
 	case errors.Is(err, dbusctl.ErrNoSuchUnit):
-		return unit{}
+		return s.given(id, unit{})
 	case err != nil:
-		return unit{Unit: daemon.Unit{State: control.StateFailed, Reason: "the user manager does not answer: " + err.Error()}}
+		err = fmt.Errorf("the user manager does not answer: %w", err)
+		return unit{Unit: daemon.Unit{State: control.StateFailed, Reason: err.Error()}, err: err}
 	}
 	return s.unit(id, p)
+}
+
+// given is the state u of an agent that does not run, unless a start failed before the manager had
+// a unit that says so: then it is that.
+func (s *Supervision) given(id string, u unit) unit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.agents[id]
+	if w == nil || !w.run || !w.last.run || !w.last.over() {
+		return u
+	}
+	err := w.last.err
+	if err == nil || errors.Is(err, daemon.ErrSuperseded) || errors.As(err, new(*daemon.EndError)) || errors.As(err, new(*daemon.Refusal)) {
+		return u
+	}
+	return unit{Unit: daemon.Unit{State: control.StateFailed, Reason: err.Error()}}
 }
 
 // unit is an agent's state by the properties of its service.
 func (s *Supervision) unit(id string, p dbusctl.Properties) unit {
 	u := fromProperties(p)
+	if u.State == control.StateStopped {
+		u = s.given(id, u)
+	}
 	if u.State == control.StateRunning {
 		var err error
 		if u.Socket, err = s.o.Socket(id); err != nil {
@@ -376,7 +399,24 @@ func (s *Supervision) States(ctx context.Context) (map[string]daemon.Unit, error
 		})
 	}
 	wg.Wait()
+	for _, id := range s.missing(out) {
+		if u := s.given(id, unit{}).Unit; u.State != "" {
+			out[id] = u
+		}
+	}
 	return out, nil
+}
+
+// missing are the agents that the manager has no unit of.
+func (s *Supervision) missing(units map[string]daemon.Unit) (ids []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.agents {
+		if _, ok := units[id]; !ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 func says(p dbusctl.Properties, name, want string) bool {
@@ -533,6 +573,11 @@ func (s *Supervision) follow(id string, w *wishes) {
 	s.wg.Go(func() {
 		defer cancel()
 		s.watch(ctx, id)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if ctx.Err() == nil {
+			w.unwatch = nil // the next wish tries again
+		}
 	})
 }
 
