@@ -93,7 +93,7 @@ func (r *recorder) write() {
 			continue
 		}
 		// The connections that go on come first: what ended with this one is written with it.
-		time.Sleep(settle)
+		time.Sleep(settle) //nolint:forbidigo // nothing waits for this, and what it waits for is more of the same
 		some := []any{first}
 		for len(r.lines) > 0 && len(some) < atOnce {
 			some = append(some, <-r.lines)

@@ -52,7 +52,7 @@ func NewDialer(ctx context.Context, launcher string, in *Inside) (*Dialer, error
 	}
 	theirs.Close()
 	stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
-	process, err := joined(cmd, gate, false)
+	process, err := joined(cmd.Process, gate, false)
 	if stop(); err != nil {
 		gate.Close()
 		return nil, err

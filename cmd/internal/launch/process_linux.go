@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/listeners"
 	"agentconnect.md/sandbox/cmd/internal/netns"
+	"agentconnect.md/sandbox/cmd/internal/vfork"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 	"agentconnect.md/sandbox/sandbox"
 	"agentconnect.md/sandbox/sandbox/seccomp"
@@ -108,62 +110,50 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	}
 	defer infoW.Close()
 
-	cmd := &exec.Cmd{
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	start := vfork.Start{
 		Path: s.Launcher, Args: []string{"agentconnect-launch"},
 		// What the program gets is in the spec. The launcher works on one thread, and starts
 		// sooner where Go's runtime makes no others.
-		Env:        []string{"GOMAXPROCS=1"},
-		Dir:        "/",
-		ExtraFiles: []*os.File{sealed, theirs, infoW},
-		SysProcAttr: &syscall.SysProcAttr{
-			Setsid: true, // no controlling terminal of ours inside
-		},
-	}
-	// Not through os/exec's copying: the files themselves, or /dev/null.
-	if s.Stdin != nil {
-		cmd.Stdin = s.Stdin
-	}
-	if s.Stdout != nil {
-		cmd.Stdout = s.Stdout
-	}
-	if s.Stderr != nil {
-		cmd.Stderr = s.Stderr
+		Env:   []string{"GOMAXPROCS=1"},
+		Files: []*os.File{cmp.Or(s.Stdin, null), cmp.Or(s.Stdout, null), cmp.Or(s.Stderr, null), sealed, theirs, infoW},
 	}
 	if s.Pass != nil || s.Join != nil || private != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Pass) // nil is a closed one
+		start.Files = append(start.Files, s.Pass) // nil is a closed one
 	}
 	switch {
 	case s.Join != nil:
-		cmd.ExtraFiles = append(cmd.ExtraFiles, s.Join.User, s.Join.Net)
+		start.Files = append(start.Files, s.Join.User, s.Join.Net)
 	case private != nil:
-		cmd.ExtraFiles = append(cmd.ExtraFiles, nil, nil)
+		start.Files = append(start.Files, nil, nil)
 	}
 	if private != nil {
-		cmd.ExtraFiles = append(cmd.ExtraFiles, private)
+		start.Files = append(start.Files, private)
 	}
 	if spec.Plan != nil && s.Join == nil {
-		attr := cmd.SysProcAttr
-		attr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
-		attr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
+		start.Namespaces = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
+		start.Capabilities = []uintptr{unix.CAP_SYS_ADMIN}
 		if spec.Plan.Network != sandbox.NetworkHost {
-			attr.Cloneflags |= syscall.CLONE_NEWNET
-			attr.AmbientCaps = append(attr.AmbientCaps, unix.CAP_NET_ADMIN)
+			start.Namespaces |= syscall.CLONE_NEWNET
+			start.Capabilities = append(start.Capabilities, unix.CAP_NET_ADMIN)
 		}
 		if spec.Plan.Network.Gated() {
-			attr.AmbientCaps = append(attr.AmbientCaps, unix.CAP_NET_BIND_SERVICE)
+			start.Capabilities = append(start.Capabilities, unix.CAP_NET_BIND_SERVICE)
 		}
-		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
-		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
 	nested := spec.Plan != nil && spec.Plan.DieWithParent
 	if s.DieWithParent || nested {
-		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // own keeps the thread that it hangs on
+		start.Death = syscall.SIGKILL // own keeps the thread that it hangs on
 	}
 	if nested && s.Join == nil {
 		// The death signal ends bubblewrap's outer process alone, and its first one asks for its
 		// own too late: killed in between, the outer one leaves it behind, waiting for ever or
 		// with the sandbox going on. As the first process of a namespace it leaves nothing.
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWPID
+		start.Namespaces |= syscall.CLONE_NEWPID
 	}
 	p := &Process{Plan: spec.Plan, nested: nested, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
 	started := make(chan error, 1)
@@ -173,7 +163,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
-	go p.own(cmd, first, theirs, started)
+	go p.own(&start, first, theirs, started)
 	if err := <-started; err != nil {
 		infoR.Close()
 		var le *wire.LaunchError
@@ -225,18 +215,14 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 
 // own starts and reaps the process, all from one thread that lives as long as the
 // process: the kernel sends a parent's death signal when the thread that forked ends.
-func (p *Process) own(cmd *exec.Cmd, first, theirs *os.File, started chan<- error) {
+func (p *Process) own(start *vfork.Start, first, theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
-	err := cmd.Start()
+	process, err := start.Run()
 	theirs.Close() // so that their end is the end of what is said
-	var process *os.Process
-	if err == nil {
-		process = cmd.Process
-		if first != nil {
-			process, err = joined(cmd, first, p.nested)
-		}
+	if err == nil && first != nil {
+		process, err = joined(process, first, p.nested)
 	}
 	if err == nil {
 		p.PID = process.Pid
@@ -255,12 +241,15 @@ func (p *Process) own(cmd *exec.Cmd, first, theirs *os.File, started chan<- erro
 
 // joined waits for the launcher's word who goes on, its sibling and our child, and for its
 // own end. With nested that one says who goes on in its stead, and ends in turn.
-func joined(cmd *exec.Cmd, gate *os.File, nested bool) (*os.Process, error) {
+func joined(launcher *os.Process, gate *os.File, nested bool) (*os.Process, error) {
 	line, pid := nextJoined(gate)
 	if pid == 0 {
-		signalChild(cmd.Process.Pid, syscall.SIGKILL)
+		signalChild(launcher.Pid, syscall.SIGKILL)
 	}
-	werr := cmd.Wait()
+	ended, werr := launcher.Wait()
+	if werr == nil && !ended.Success() {
+		werr = &exec.ExitError{ProcessState: ended}
+	}
 	if pid == 0 {
 		if le, derr := wire.DecodeLaunchError(line); derr == nil && len(line) > 0 {
 			return nil, le
