@@ -126,8 +126,6 @@ func (f *joinFork) fork() (int, syscall.Errno) {
 	}
 	if errno == 0 {
 		step = wire.JoinExec
-		// The one who reads it next reads it from its start.
-		_, _, _ = syscall.RawSyscall(unix.SYS_LSEEK, wire.LaunchFD, 0, 0)
 		_, _, _ = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(f.path)), uintptr(unsafe.Pointer(&f.argv[0])), uintptr(unsafe.Pointer(&f.envv[0])))
 	}
 	for {

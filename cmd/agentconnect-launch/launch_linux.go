@@ -88,11 +88,16 @@ func launch() *wire.LaunchError {
 }
 
 func readLaunch() (*wire.Launch, error) {
-	b, err := io.ReadAll(os.NewFile(wire.LaunchFD, "launch"))
+	var st unix.Stat_t
+	if err := unix.Fstat(wire.LaunchFD, &st); err != nil {
+		return nil, err
+	}
+	b := make([]byte, st.Size) // of a sealed memfd: not read piece by piece into ever larger memory
+	n, err := unix.Pread(wire.LaunchFD, b, 0)
 	if err != nil {
 		return nil, err
 	}
-	spec, err := wire.DecodeLaunch(b)
+	spec, err := wire.DecodeLaunch(b[:n])
 	if err != nil {
 		return nil, err
 	}

@@ -3,10 +3,8 @@
 package mounttree
 
 import (
-	"bufio"
 	"errors"
-	"io"
-	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -80,28 +78,44 @@ func dirOf(p string) string {
 // mountsBelow reads which mounts hang on the topmost mount at the directory at, by
 // their path below it, and whether each is read-only. What at held before is left out.
 func mountsBelow(at string) (map[string]bool, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	// Not through package os, which would have it watched for changes.
+	fd, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0) //nolint:forbidigo // the kernel's own
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return parseMountinfo(f, at)
+	defer unix.Close(fd)
+	text := make([]byte, 0, 32<<10)
+	for {
+		text = slices.Grow(text, 4096)
+		n, err := unix.Read(fd, text[len(text):cap(text)])
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, err
+		case n == 0:
+			return parseMountinfo(string(text), at)
+		default:
+			text = text[:len(text)+n]
+		}
+	}
 }
 
 // parseMountinfo reads lines as proc_pid_mountinfo(5) has them: fields 1 and 2 are the
 // mount's and its parent's ids, 5 and 6 the mount point and the mount's own options. A
 // parent stands before what is mounted on it.
-func parseMountinfo(r io.Reader, at string) (map[string]bool, error) {
+func parseMountinfo(text, at string) (map[string]bool, error) {
 	out := map[string]bool{}
 	ours := map[string]bool{}
-	s := bufio.NewScanner(r)
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		f := strings.SplitN(s.Text(), " ", 7)
-		if len(f) < 7 {
-			return nil, errors.New("a line that is cut short")
+	for line := range strings.Lines(text) {
+		var f [6]string
+		var ok bool
+		rest := line
+		for i := range f {
+			if f[i], rest, ok = strings.Cut(rest, " "); !ok {
+				return nil, errors.New("a line that is cut short")
+			}
 		}
-		rest, ok := strings.CutPrefix(unescape(f[4]), at)
+		rest, ok = strings.CutPrefix(unescape(f[4]), at)
 		switch {
 		case ok && rest == "":
 			clear(out)
@@ -113,7 +127,7 @@ func parseMountinfo(r io.Reader, at string) (map[string]bool, error) {
 		ours[f[0]] = true
 		out[rest] = f[5] == "ro" || strings.HasPrefix(f[5], "ro,")
 	}
-	return out, s.Err()
+	return out, nil
 }
 
 // unescape undoes the kernel's octal escapes of space, tab, newline and backslash.

@@ -19,12 +19,12 @@ const mountinfo = `22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda rw
 `
 
 func TestOnlyWhatHangsOnTheTreeCounts(t *testing.T) {
-	got, err := parseMountinfo(strings.NewReader(mountinfo), "/tmp")
+	got, err := parseMountinfo(mountinfo, "/tmp")
 	want := map[string]bool{"/": false, "/usr": true, "/usr/local": true, "/with space": false}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if _, err := parseMountinfo(strings.NewReader("22 1 0:20 /\n"), "/tmp"); err == nil {
+	if _, err := parseMountinfo("22 1 0:20 /\n", "/tmp"); err == nil {
 		t.Error("a line that is cut short was read")
 	}
 }
@@ -33,7 +33,7 @@ func FuzzMountinfo(f *testing.F) {
 	f.Add(mountinfo)
 	f.Add(`1 1 0:1 / /tmp\04 ro - a b c` + "\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := parseMountinfo(strings.NewReader(text), "/tmp")
+		got, err := parseMountinfo(text, "/tmp")
 		if err != nil {
 			return
 		}

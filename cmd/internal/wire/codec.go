@@ -15,12 +15,16 @@ import (
 // errForm: the bytes are not what an encoder of this version makes.
 var errForm = errors.New("malformed message of our own")
 
-// codec writes a value to buf, or reads it from there: one description serves both.
+// codec writes a value to buf, or reads it from there: one description serves both. What is read
+// shares the memory of all: a launcher that makes hundreds of small strings pays for each new page.
 type codec struct {
 	buf    []byte
+	all    string // what buf is the rest of
 	decode bool
 	err    error
 }
+
+func decoder(b []byte) codec { return codec{buf: b, all: string(b), decode: true} }
 
 func (c *codec) num(v *uint64) {
 	if !c.decode {
@@ -55,11 +59,13 @@ func (c *codec) bytes(v *[]byte) {
 }
 
 func text[S ~string](c *codec, v *S) {
-	b := []byte(*v)
-	c.bytes(&b)
-	if c.decode {
-		*v = S(b)
+	n := c.count(len(*v))
+	if !c.decode {
+		c.buf = append(c.buf, *v...)
+		return
 	}
+	at := len(c.all) - len(c.buf)
+	*v, c.buf = S(c.all[at:at+n]), c.buf[n:]
 }
 
 func (c *codec) texts(v *[]string) {
@@ -160,7 +166,7 @@ func (l *Launch) Encode() []byte {
 
 // DecodeLaunch reads the binary form. Another version is an error that says what to do.
 func DecodeLaunch(b []byte) (*Launch, error) {
-	c := codec{buf: b, decode: true}
+	c := decoder(b)
 	l := &Launch{}
 	l.code(&c)
 	switch {
@@ -190,7 +196,7 @@ func (e *LaunchError) Encode() []byte {
 
 // DecodeLaunchError reads the binary form.
 func DecodeLaunchError(b []byte) (*LaunchError, error) {
-	c := codec{buf: b, decode: true}
+	c := decoder(b)
 	e := &LaunchError{}
 	e.code(&c)
 	if c.err != nil || len(c.buf) != 0 {
