@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -219,7 +220,41 @@ func walk(data []byte, size int, t reflect.Type, also ...string) error {
 	if tok != json.Delim('{') {
 		return at(data, 0, "expected a JSON object")
 	}
-	return w.object("", t, 1, also...)
+	return w.object(nil, t, 1, also...)
+}
+
+// place is where a value stands. It is written out for an error alone: to do so for each value takes
+// as long as the keys above it are, which somebody else may have chosen.
+type place struct {
+	in    *place // nil for the whole
+	key   string
+	index int // of an element; its key is empty
+}
+
+// mostKey bounds what is shown of one key, in bytes.
+const mostKey = 200
+
+func (p *place) String() string {
+	var parts []string
+	for ; p != nil; p = p.in {
+		switch {
+		case p.index >= 0:
+			parts = append(parts, "["+strconv.Itoa(p.index)+"]")
+		case p.in == nil:
+			parts = append(parts, shown(p.key))
+		default:
+			parts = append(parts, "."+shown(p.key))
+		}
+	}
+	slices.Reverse(parts)
+	return strings.Join(parts, "")
+}
+
+func shown(key string) string {
+	if len(key) > mostKey {
+		return strings.ToValidUTF8(key[:mostKey], "") + "…"
+	}
+	return key
 }
 
 func (w *walker) token() (json.Token, error) {
@@ -233,7 +268,7 @@ func (w *walker) token() (json.Token, error) {
 func (w *walker) here() int { return int(w.dec.InputOffset()) }
 
 // object reads the rest of an object whose brace was read.
-func (w *walker) object(path string, t reflect.Type, depth int, also ...string) error {
+func (w *walker) object(path *place, t reflect.Type, depth int, also ...string) error {
 	if depth > MaxDepth {
 		return at(w.data, w.here(), fmt.Sprintf("nested deeper than %d levels", MaxDepth))
 	}
@@ -249,8 +284,9 @@ func (w *walker) object(path string, t reflect.Type, depth int, also ...string) 
 		if !ok {
 			return at(w.data, w.here(), "expected a key")
 		}
+		here := &place{in: path, key: key, index: -1}
 		if seen[key] {
-			return at(w.data, w.here(), fmt.Sprintf("key %q stands there twice", join(path, key)))
+			return at(w.data, w.here(), fmt.Sprintf("key %q stands there twice", here.String()))
 		}
 		seen[key] = true
 		var ft reflect.Type
@@ -262,16 +298,16 @@ func (w *walker) object(path string, t reflect.Type, depth int, also ...string) 
 					known = append(known, k)
 				}
 				slices.Sort(known)
-				e := &UnknownKeyError{Path: join(path, key)}
+				e := &UnknownKeyError{Path: here.String()}
 				if n := Nearest(key, known); n != "" {
-					e.Nearest = join(path, n)
+					e.Nearest = (&place{in: path, key: n, index: -1}).String()
 				}
 				return e
 			}
 		case isMap:
 			ft = t.Elem()
 		}
-		if err := w.value(join(path, key), ft, depth, isMap && !opaque(ft)); err != nil {
+		if err := w.value(here, ft, depth, isMap && !opaque(ft)); err != nil {
 			return err
 		}
 	}
@@ -279,7 +315,7 @@ func (w *walker) object(path string, t reflect.Type, depth int, also ...string) 
 	return err
 }
 
-func (w *walker) value(path string, t reflect.Type, depth int, noNull bool) error {
+func (w *walker) value(path *place, t reflect.Type, depth int, noNull bool) error {
 	tok, err := w.token()
 	if err != nil {
 		return err
@@ -306,7 +342,7 @@ func (w *walker) value(path string, t reflect.Type, depth int, noNull bool) erro
 			et = t.Elem()
 		}
 		for i := 0; w.dec.More(); i++ {
-			if err := w.value(fmt.Sprintf("%s[%d]", path, i), et, depth+1, et != nil && !opaque(et)); err != nil {
+			if err := w.value(&place{in: path, index: i}, et, depth+1, et != nil && !opaque(et)); err != nil {
 				return err
 			}
 		}
@@ -349,13 +385,6 @@ func at(data []byte, off int, msg string) error {
 		Column: off - bytes.LastIndexByte(before, '\n'),
 		Msg:    strings.TrimPrefix(msg, "json: "),
 	}
-}
-
-func join(path, key string) string {
-	if path == "" {
-		return key
-	}
-	return path + "." + key
 }
 
 func cmpOr(a, b string) string {

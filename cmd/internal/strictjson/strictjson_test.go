@@ -3,6 +3,7 @@ package strictjson
 import (
 	"encoding/json"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -132,4 +133,28 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("a brace too many: %v", err)
 		}
 	})
+}
+
+// What a value costs does not go by the length of the keys above it: an agent writes files that are
+// read here, and a long key over many values took hours.
+func TestALongKeyCostsOnce(t *testing.T) {
+	key := strings.Repeat("k", 64<<10)
+	for name, in := range map[string]string{
+		"elements": `{"raw":{"` + key + `":[` + strings.Repeat("1,", 10_000) + `1]}}`,
+		"members":  `{"raw":{"` + key + `":[` + strings.Repeat(`{"a":1},`, 10_000) + `{}]}}`,
+		"nested":   `{"raw":` + strings.Repeat(`{"`+key[:1<<10]+`":`, 50) + `[` + strings.Repeat("1,", 10_000) + `1]` + strings.Repeat("}", 50) + `}`,
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := Check([]byte(in), len(in))
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; err != nil || got > 100*uint64(len(in)) {
+			t.Errorf("%s: %d bytes took %d of memory, %v", name, len(in), got, err)
+		}
+	}
+	// Nor is all of it said.
+	err := Decode([]byte(`{"sub":{"`+key+`":1}}`), 1<<20, new(sample))
+	if err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), `"sub.kkk`) {
+		t.Errorf("%.100v", err)
+	}
 }
