@@ -70,7 +70,8 @@ func writeIn(root *os.Root, name, path string, data []byte, perm fs.FileMode) (e
 }
 
 func syncDir(root *os.Root, dir, path string) error {
-	d, err := root.Open(dir)
+	// In a directory that somebody else can write its name may be a pipe by now, which would wait.
+	d, err := root.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return Explain("write", path, err)
 	}

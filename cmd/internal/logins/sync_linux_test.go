@@ -223,6 +223,54 @@ func TestPlantedFilesNeverReachTheHostAndStopNothing(t *testing.T) {
 	}
 }
 
+// said takes what is logged.
+type said chan string
+
+func (s said) Write(p []byte) (int, error) {
+	s <- string(p)
+	return len(p), nil
+}
+
+// An agent that puts a pipe in place of the folder holds nobody up who watches it: the end of the
+// agent waits for the watch.
+func TestAPipeInPlaceOfTheFolderDoesNotHoldTheWatch(t *testing.T) {
+	for _, k := range []Kind{Claude, Codex} {
+		t.Run(string(k), func(t *testing.T) {
+			p := newPair(t, k)
+			p.begin()
+			dir := filepath.Join(p.private, filepath.Dir(k.File()))
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Mkfifo(dir, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			said := make(said, 100)
+			p.s.log = slog.New(slog.NewTextHandler(said, nil))
+			p.put(p.home, k.File(), fresh(k, "host-"))
+			ctx, cancel := context.WithCancel(context.Background())
+			ended := make(chan struct{})
+			go func() { p.s.Watch(ctx); close(ended) }()
+			select {
+			case <-said: // that the new login cannot be put there
+			case <-time.After(20 * time.Second):
+				t.Error("the watch looks at nothing")
+			}
+			cancel()
+			select {
+			case <-ended:
+			case <-time.After(20 * time.Second):
+				t.Error("the watch does not end")
+				// Whoever waits for a writer is let go.
+				if f, err := os.OpenFile(dir, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+					f.Close()
+				}
+				<-ended
+			}
+		})
+	}
+}
+
 func TestChangesAreSeenAsTheyCome(t *testing.T) {
 	p := newPair(t, Claude)
 	p.begin()

@@ -34,9 +34,11 @@ func (s *Sync) Watch(ctx context.Context) {
 		if conn.Control(func(fd uintptr) { s.watchFolders(int(fd)) }) != nil {
 			return
 		}
+		began := time.Now()
 		if err := s.Settle(); err != nil {
 			s.log.Warn("the login could not be carried over", "reason", err)
 		}
+		spent := time.Since(began)
 		// A queue that ran over is a change like any other.
 		if _, err := events.Read(buf); err != nil {
 			return // closed
@@ -44,9 +46,15 @@ func (s *Sync) Watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(rest):
+		case <-time.After(pause(spent)):
 		}
 	}
+}
+
+// pause is how long to wait after a look that took so long. What is looked at may be large, and is
+// the agent's: it does not get more of a processor of the host's by writing more.
+func pause(spent time.Duration) time.Duration {
+	return min(max(rest, 20*spent), time.Minute)
 }
 
 const changes = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MOVE_SELF | unix.IN_DELETE_SELF | unix.IN_ONLYDIR
@@ -56,7 +64,8 @@ func (s *Sync) watchFolders(fd int) {
 		s.warned = true
 		s.log.Warn("a change of the host's login is seen at the next start alone", "reason", err)
 	}
-	dir, err := s.private.Open(filepath.Dir(s.kind.File()))
+	// A pipe that the agent put there would hold an open that waits for a writer.
+	dir, err := s.private.OpenFile(filepath.Dir(s.kind.File()), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return // made with the next login
 	}
