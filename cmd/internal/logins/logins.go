@@ -67,10 +67,15 @@ func (k Kind) back(agent, host files, now time.Time) ([]byte, error) {
 	if len(agent.login) > MaxSize || len(agent.account) > maxAccount {
 		return nil, refused("it is larger than a login is")
 	}
+	of := codexBack
 	if k == Claude {
-		return claudeBack(agent, host, now)
+		of = claudeBack
 	}
-	return codexBack(agent, host, now)
+	merged, err := of(agent, host, now)
+	if err == nil && len(merged) > MaxSize {
+		return nil, refused("with it the host's file would be larger than a login is") // and count as gone
+	}
+	return merged, err
 }
 
 // forAgent is the part of the host's login that the agent gets.

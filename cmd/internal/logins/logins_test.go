@@ -110,7 +110,11 @@ func TestWhatAnAgentPlantsNeverGoesBack(t *testing.T) {
 	other.account = claudeJSON("somebody")
 	noAccount := agentOf(Claude)
 	noAccount.account = nil
+	// As large as a login may be; with what else the host has in its file it would be larger.
+	room := MaxSize - len(agentOf(Claude, set("rateLimitTier", "")).login)
+	large := agentOf(Claude, set("rateLimitTier", strings.Repeat("a", room)))
 	cases := []c{
+		{Claude, "too large for the host's file", large},
 		{Claude, "another account", other},
 		{Claude, "no account", noAccount},
 		{Claude, "account twice", files{agentOf(Claude).login, []byte(`{"oauthAccount":{"accountUuid":"me","organizationUuid":"org"},"oauthAccount":{"accountUuid":"x"}}`)}},
