@@ -208,7 +208,12 @@ func (Host) SocketsBelow(dir string, far bool) (paths, shut []string, all bool) 
 		left = farEntries
 	}
 	for queue := []string{dir}; len(queue) > 0; queue = queue[1:] {
-		f, err := os.Open(queue[0])
+		// What was a folder may be a pipe by now, which would wait for a writer, or a link.
+		flags := syscall.O_RDONLY | syscall.O_DIRECTORY | syscall.O_NONBLOCK
+		if queue[0] != dir {
+			flags |= syscall.O_NOFOLLOW
+		}
+		f, err := os.OpenFile(queue[0], flags, 0)
 		stat := func() (fs.FileInfo, error) { return os.Lstat(queue[0]) }
 		if err == nil {
 			stat = f.Stat

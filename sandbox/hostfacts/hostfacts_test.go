@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -157,5 +159,35 @@ func TestResolveFollowsEveryLinkAndSaysWhatIsThere(t *testing.T) {
 		if real, _, err := (Host{}).Resolve(filepath.Join(dir, name)); err == nil {
 			t.Errorf("%s leads to %s", name, real)
 		}
+	}
+}
+
+// A folder may be a pipe when its turn comes: an agent swaps them, and an open would wait at it for
+// ever.
+func TestAPipeInPlaceOfAFolderHoldsNobodyUp(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	looked := make(chan []string, 1)
+	go func() {
+		paths, _, _ := Host{}.SocketsBelow(pipe, true)
+		looked <- paths
+	}()
+	select {
+	case paths := <-looked:
+		if len(paths) > 0 {
+			t.Errorf("found %q in a pipe", paths)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for somebody who writes into the pipe")
+		if f, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+			f.Close()
+		}
+		<-looked
 	}
 }
