@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 )
 
 // PathChecker judges the paths in ACP messages. Its errors are shown to the user of
@@ -140,6 +141,10 @@ func (r Roots) CheckFile(path string, write bool) (string, error) {
 	}
 	if err != nil {
 		return "", fmt.Errorf("%q: %w", path, err)
+	}
+	if !utf8.ValidString(p.path) {
+		// The client would be given another name, which may lead anywhere.
+		return "", fmt.Errorf("%q leads to %q, a name that no client can be told", path, p.path)
 	}
 	root, ok := r.owner(p.path)
 	if !ok {

@@ -124,6 +124,39 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
+// A name that is not UTF-8 reaches the client as another one, and the agent chooses where that leads.
+func TestAFileWhoseNameNoClientCanBeToldIsRefused(t *testing.T) {
+	base, roots := place(t)
+	ws := base + "/agents/alice/workspace"
+	if err := os.Mkdir(ws+"/a\xff", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for link, to := range map[string]string{ws + "/in": "a\xff", ws + "/a\ufffd": base + "/outside"} {
+		if err := os.Symlink(to, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(ws+"/a\xff/old", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(o *Options) { o.Paths, o.ClientFiles = roots, "workspace" })
+	a := r.ready("a")
+	a.call("1", "session/new", string(quote([]byte(`{"cwd":`), ws))+"}")
+	m := r.rt.want("session/new")
+	r.rt.result(string(m.ID), `{"sessionId":"s"}`)
+	a.recv()
+	for _, c := range []struct{ method, path string }{
+		{"fs/write_text_file", ws + "/in/secret"}, {"fs/write_text_file", ws + "/in/old"}, {"fs/read_text_file", ws + "/in/old"},
+	} {
+		r.rt.call("1", c.method, `{"sessionId":"s","content":"","path":`+string(quote(nil, c.path))+`}`)
+		r.rt.wantError("1", CodeInvalidParams, "no client can be told")
+	}
+	r.rt.call("2", "fs/write_text_file", `{"sessionId":"s","content":"","path":`+string(quote(nil, ws+"/é"))+`}`)
+	if got := a.want("fs/write_text_file"); !strings.Contains(string(got.Params), ws+"/é") {
+		t.Errorf("client got %s", got.Params)
+	}
+}
+
 // The three ways out of the field report, through the broker with the real checker.
 func TestRuntimeWritesOutsideThroughTheClient(t *testing.T) {
 	base, roots := place(t)
