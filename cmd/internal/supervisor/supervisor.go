@@ -499,6 +499,22 @@ func (v visiblePaths) CheckDir(path string) (string, error) {
 	return real, nil
 }
 
+// CheckFile judges a file of the client's. What is sealed inside, hooks that a configuration names
+// for one, is not written from outside, either, and what is covered there is not read.
+func (v visiblePaths) CheckFile(path string, write bool) (string, error) {
+	real, err := v.Roots.CheckFile(path, write)
+	if err != nil {
+		return "", err
+	}
+	switch shown := v.plan.Explain(real); {
+	case shown.Access == sandbox.Hidden:
+		return "", fmt.Errorf("%q is not part of the agent's view (%s)", path, shown.Why)
+	case write && (shown.Access != sandbox.ReadWrite || shown.Source != real):
+		return "", fmt.Errorf("%q is read-only for this agent (%s)", path, shown.Why)
+	}
+	return real, nil
+}
+
 // logStderr logs the runtime's stderr line by line, cut to a bounded length.
 func (s *Supervisor) logStderr(r io.Reader) {
 	forEachLine(r, func(line string) { s.opts.Log.Info(line, "from", "runtime") })

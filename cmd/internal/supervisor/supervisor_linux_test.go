@@ -371,6 +371,70 @@ func TestRuntimeCannotUseItsClientToReachOut(t *testing.T) {
 	}
 }
 
+// A client writes outside the boundary, where no seal holds: what is sealed inside it must not write
+// either, under whatever name git obeys it.
+func TestRuntimeCannotHaveItsClientWriteWhatIsSealed(t *testing.T) {
+	spec := agentOf(t)
+	spec.ClientFiles = "workspace"
+	for name, text := range map[string]string{
+		".git/HEAD": "ref: refs/heads/main\n", ".git/config": "[core]\n\thooksPath = .husky\n\tfsmonitor = tools/watch\n[include]\n\tpath = ../shared/config\n",
+		".git/objects/x": "", ".git/refs/x": "", ".husky/pre-push": "#!/bin/sh\n", "tools/watch": "#!/bin/sh\n", "shared/config": "[user]\n\tname = a\n", "notes": "my notes",
+	} {
+		path := filepath.Join(spec.Dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(".husky", filepath.Join(spec.Dir, "way-in")); err != nil {
+		t.Fatal(err)
+	}
+	c := supervise(t, spec).ready().attach()
+	c.call("initialize", map[string]any{"protocolVersion": 1, "clientCapabilities": map[string]any{"fs": map[string]bool{"readTextFile": true, "writeTextFile": true}}})
+	var session struct{ SessionID string }
+	if err := json.Unmarshal(c.call("session/new", map[string]any{"cwd": spec.Dir, "mcpServers": []any{}}), &session); err != nil {
+		t.Fatal(err)
+	}
+	// asked is what the client is asked to do over one word.
+	asked := func(word string) (paths []string) {
+		t.Helper()
+		id := c.begin(session.SessionID, word)
+		for {
+			line, err := c.r.ReadBytes('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			var m message
+			if err := json.Unmarshal(line, &m); err != nil {
+				t.Fatal(err)
+			}
+			if m.Method == "" && string(m.ID) == id {
+				return paths
+			}
+			if strings.HasPrefix(m.Method, "fs/") {
+				var p struct{ Path string }
+				if err := json.Unmarshal(m.Params, &p); err != nil {
+					t.Fatal(err)
+				}
+				paths = append(paths, p.Path)
+				fmt.Fprintf(c.w, `{"jsonrpc":"2.0","id":%s,"result":{"content":""}}`+"\n", m.ID)
+			}
+		}
+	}
+	for _, name := range []string{".husky/pre-commit", ".husky/pre-push", "way-in/pre-commit", "tools/watch", "shared/config", ".git/config"} {
+		if paths := asked("client-write " + spec.Dir + "/" + name + " text"); len(paths) > 0 {
+			t.Errorf("%s: the client is to write %q", name, paths)
+		}
+	}
+	for _, word := range []string{"client-write " + spec.Dir + "/notes text", "client-write " + spec.Dir + "/tools/new text", "client-read " + spec.Dir + "/.husky/pre-push"} {
+		if paths := asked(word); len(paths) != 1 {
+			t.Errorf("control, %s: the client is asked for %q", word, paths)
+		}
+	}
+}
+
 func TestRuntimeKilledEveryOpenRequestIsAnswered(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	c := r.attach()
