@@ -29,9 +29,15 @@ type crons struct {
 
 	// The rest under Placement.mu.
 	byID    map[string]*cronEntry
-	running map[string]context.CancelFunc // by cron id
-	drained bool                          // the daemon takes no more turns
-	idle    []func()                      // called when no turn runs
+	running map[string]running // by cron id
+	drained bool               // the daemon takes no more turns
+	idle    []func()           // called when no turn runs
+}
+
+// running is a turn under way.
+type running struct {
+	agent string
+	stop  context.CancelFunc
 }
 
 type cronEntry struct {
@@ -49,7 +55,7 @@ const setBack = time.Hour
 func (e *cronEntry) plan(now time.Time) { e.since, e.next = now, e.when.Next(now) }
 
 func newCrons(p *Placement) *crons {
-	c := &crons{p: p, wake: make(chan struct{}, 1), byID: map[string]*cronEntry{}, running: map[string]context.CancelFunc{}}
+	c := &crons{p: p, wake: make(chan struct{}, 1), byID: map[string]*cronEntry{}, running: map[string]running{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.wg.Go(c.clock)
 	return c
@@ -112,9 +118,9 @@ func (c *crons) replace(list []cp.Cron) {
 }
 
 func (c *crons) cancelOf(agent string) {
-	for id, stop := range c.running {
-		if e := c.byID[id]; e == nil || e.cron.AgentID == agent {
-			stop()
+	for _, turn := range c.running {
+		if turn.agent == agent {
+			turn.stop()
 		}
 	}
 }
@@ -185,7 +191,7 @@ func (c *crons) fire(cron cp.Cron, before func()) string {
 		reason = a.refusal
 	case c.drained:
 		reason = "the daemon is draining"
-	case c.running[cron.CronID] != nil:
+	case c.running[cron.CronID].stop != nil:
 		reason = "its last run is not over"
 	}
 	fired := cp.Stamp(c.p.o.Now())
@@ -201,7 +207,7 @@ func (c *crons) fire(cron cp.Cron, before func()) string {
 		before()
 	}
 	ctx, stop := context.WithTimeout(c.ctx, turnLimit)
-	c.running[cron.CronID] = stop
+	c.running[cron.CronID] = running{cron.AgentID, stop}
 	id, name, runtime := a.id, a.spec.Name, a.spec.Runtime.V
 	c.wg.Go(func() {
 		defer stop()

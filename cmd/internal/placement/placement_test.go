@@ -433,6 +433,43 @@ func TestRestartOfTheDaemonKeepsTheMarksAndNoSecret(t *testing.T) {
 	}
 }
 
+// Only the turns of the agent that moves away are ended.
+func TestMoveOfOneAgentEndsNoTurnOfAnother(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	began, ended := make(chan string, 2), make(chan string, 2)
+	goOn := make(chan struct{})
+	d.host.turn = func(ctx context.Context, id string, _ Turn) error {
+		began <- id
+		select {
+		case <-ctx.Done():
+		case <-goOn:
+		}
+		ended <- fmt.Sprint(id, " ", ctx.Err())
+		return ctx.Err()
+	}
+	agents := map[string]string{}
+	for _, name := range []string{"mover", "stayer"} {
+		uuid, cron := cp.NewID(), cp.NewID()
+		agents[name] = uuid
+		upsert(t, ctx, c, spec(uuid, name, "1", nil))
+		request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+		request(t, ctx, c, "cron/run", map[string]any{"cronId": cron})
+		<-began
+		request(t, ctx, c, "cron/remove", map[string]any{"cronId": cron}) // its turn goes on
+	}
+	request(t, ctx, c, "agent/detach", map[string]any{"agentId": agents["mover"], "moveId": cp.NewID(), "discardActiveTurns": true})
+	if got := <-ended; got != "mover context canceled" {
+		t.Errorf("ended first: %s", got)
+	}
+	close(goOn)
+	if got := <-ended; got != "stayer <nil>" {
+		t.Errorf("the other agent's turn ended as %s", got)
+	}
+}
+
 func TestIDsAreSlugsThatNobodyHas(t *testing.T) {
 	p := &Placement{o: Options{Host: &host{taken: map[string]bool{"demo": true, "demo-2": true}}}, agents: map[string]*placed{}}
 	for name, want := range map[string]string{"Demo": "demo-3", "Ünïcode näme": "n-code-n-me", "---": "agent", "": "agent", "../../etc": "etc", "a.b@c": "a-b-c", strings.Repeat("x", 100): strings.Repeat("x", 56)} {
