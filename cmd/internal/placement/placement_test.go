@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -589,6 +590,61 @@ func TestAToolCallWithAnEndlessIDDoesNotHideItsSession(t *testing.T) {
 	raw, err := json.Marshal(p)
 	if err != nil || len(raw) > cp.MaxReply || len(p.Messages) != 2 || p.NextCursor != "" {
 		t.Errorf("%d bytes, %d messages, next %q, %v", len(raw), len(p.Messages), p.NextCursor, err)
+	}
+}
+
+// A text may be such that it takes six times its length in a message: no page would carry it, and
+// whoever reads the session would see nothing of it.
+func TestATextOfControlCharactersDoesNotHideItsSession(t *testing.T) {
+	for name, word := range map[string]string{"control characters": "\x01", "quotes": `"`, "brackets": "<", "separators": "\u2028"} {
+		st, tr := newSession(t)
+		update := func(kind, text string) {
+			t.Helper()
+			content, err := json.Marshal(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tr.update(json.RawMessage(`{"update":{"sessionUpdate":"`+kind+`","toolCallId":"1","title":"t","content":{"type":"text","text":`+string(content)+`}}}`), time.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		update("agent_message_chunk", strings.Repeat(word, 2*MaxText))
+		update("tool_call", "")
+		update("agent_message_chunk", "the end")
+		if err := tr.end(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		// Read as a console does that follows, and as one that opens it.
+		seen := map[int64]bool{}
+		for _, h := range []cp.HistoryRequest{{After: "0"}, {}} {
+			h.AgentID, h.SessionID, h.Limit = tr.session.AgentID, "s", 200
+			for pages := 0; ; pages++ {
+				p, err := st.History(h)
+				if err != nil || len(p.Messages) == 0 || pages > 3 {
+					t.Fatalf("%s: page %d of %+v has %d messages, %v", name, pages, h, len(p.Messages), err)
+				}
+				var raw bytes.Buffer
+				enc := json.NewEncoder(&raw)
+				enc.SetEscapeHTML(false) // as the wire has it
+				if err := enc.Encode(p); err != nil || raw.Len() > cp.MaxReply {
+					t.Errorf("%s: a page of %d bytes, %v", name, raw.Len(), err)
+				}
+				for _, m := range p.Messages {
+					seen[m.Seq] = true
+				}
+				if h.After != "" && p.LiveMore {
+					h.After = p.LiveCursor
+				} else if p.NextCursor != "" {
+					h.Cursor = p.NextCursor
+				} else {
+					break
+				}
+			}
+			if len(seen) != 3 {
+				t.Errorf("%s: of 3 messages %d were read by %+v", name, len(seen), h)
+			}
+			clear(seen)
+		}
 	}
 }
 

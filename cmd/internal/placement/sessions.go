@@ -322,7 +322,7 @@ func forward(p *cp.HistoryPage, c *bbolt.Cursor, after int64, limit int) error {
 	size := 0
 	last := after
 	for k, v := c.Seek(seqKey(after + 1)); k != nil; k, v = c.Next() {
-		if len(p.Messages) == limit || size+len(v) > maxPage {
+		if len(p.Messages) == limit || len(p.Messages) > 0 && size+len(v) > maxPage {
 			p.LiveMore = true
 			break
 		}

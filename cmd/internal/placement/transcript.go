@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
 )
@@ -34,7 +35,28 @@ func (t *transcript) prompt(text, sender string, now time.Time) {
 
 // write keeps the first error for the end: a full disk does not stop the turn.
 func (t *transcript) write(m cp.Message, body map[string]json.RawMessage) error {
+	m.Text = fit(m.Text, 2*MaxText)
 	return t.store.Write(t.session.SessionID, []cp.Message{m}, body)
+}
+
+// fit cuts a text to so many bytes as they stand in a message: a control character takes six, and a
+// text of them would be a message that no page can carry.
+func fit(s string, most int) string {
+	n := 0
+	for i, r := range s {
+		switch {
+		case r == '"' || r == '\\' || r == '\n' || r == '\t' || r == '\r':
+			n += 2
+		case r < ' ' || r == utf8.RuneError || r == '\u2028' || r == '\u2029':
+			n += 6
+		default:
+			n += utf8.RuneLen(r)
+		}
+		if n > most {
+			return s[:i] + "…"
+		}
+	}
+	return s
 }
 
 // Bounds of the tool calls of one session that are followed: how many, and the bytes of an id,
