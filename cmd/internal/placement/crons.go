@@ -268,6 +268,9 @@ func (c *crons) turn(ctx context.Context, cron cp.Cron, report cp.CronReport, id
 	if werr := t.end(p.o.Now()); werr != nil && err == nil {
 		err = werr
 	}
+	if err != nil && c.ctx.Err() != nil {
+		return // the daemon ends, and the next one tells of it: nobody is connected any more
+	}
 	done := p.o.Now()
 	session.Phase, session.Status, session.LastActivityAt, session.TS = "end", "completed", cp.Stamp(done), cp.Stamp(done)
 	ms := done.Sub(began).Milliseconds()

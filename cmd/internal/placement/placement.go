@@ -125,6 +125,7 @@ type Placement struct {
 	retain  time.Duration           // of sessions; 0: for ever
 	offers  []string                // the control plane's own features
 	author  *cp.GitIdentity         // of commits; nil: not said
+	broken  []cp.Session            // cut off by the end of an earlier daemon, and not yet told
 }
 
 // New reads the marks of an earlier daemon. The reporter is set before the first frame.
@@ -144,6 +145,11 @@ func New(o Options) (*Placement, error) {
 	for id, m := range marks {
 		p.ids[id] = true
 		p.agents[m.AgentID] = &placed{uuid: m.AgentID, id: id, moveID: m.MoveID, marked: m, spec: cp.AgentSpec{AgentID: m.AgentID, Name: m.Name}}
+	}
+	if o.Sessions != nil {
+		if p.broken, err = o.Sessions.Broken(); err != nil {
+			o.Log.Error("sessions that an earlier daemon did not end stay as they were", "error", err)
+		}
 	}
 	return p, nil
 }
@@ -293,7 +299,23 @@ func (p *Placement) Registered(_ context.Context, _ cp.AuthOK, ok cp.RegisterOK)
 	for _, id := range ok.Drop.Crons {
 		p.crons.remove(id)
 	}
+	p.tellBroken()
 	p.purge()
+}
+
+// tellBroken tells of the turns that ended with an earlier daemon: there they run until somebody
+// says otherwise.
+func (p *Placement) tellBroken() {
+	for _, s := range p.broken {
+		if p.agents[s.AgentID] == nil {
+			continue
+		}
+		p.report("session "+s.SessionID, "event/session-sync", s, true)
+		if id, ok := strings.CutPrefix(s.TriggeredBy, "cron:"); ok {
+			p.report("cron "+id+s.TS, "cron/report", cp.CronReport{CronID: id, AgentID: s.AgentID, FiredAt: s.TS, Status: "failed", SessionID: s.SessionID, Reason: s.Summary}, false)
+		}
+	}
+	p.broken = nil
 }
 
 func (p *Placement) readCrons(list []json.RawMessage) []cp.Cron {

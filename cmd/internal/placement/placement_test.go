@@ -434,6 +434,56 @@ func TestRestartOfTheDaemonKeepsTheMarksAndNoSecret(t *testing.T) {
 	}
 }
 
+// A turn that the daemon's end cut off runs on nowhere: the next daemon says so, and its session
+// goes when its time is over like any other.
+func TestTurnThatTheDaemonDidNotLiveToEndIsReportedByTheNext(t *testing.T) {
+	s := cptest.New(t)
+	d := &daemon{dir: t.TempDir(), host: newHost()}
+	stop := d.start(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	agent := spec(uuid, "worker", "1", nil)
+	upsert(t, ctx, c, agent)
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+	d.host.turn = func(ctx context.Context, _ string, turn Turn) error {
+		if err := turn.Update(json.RawMessage(`{}`)); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	request(t, ctx, c, "cron/run", map[string]any{"cronId": cron})
+	var begun cp.Session
+	if err := json.Unmarshal(s.Wait(ctx, "event/session-sync", 1).Payload, &begun); err != nil || begun.Status != "running" {
+		t.Fatalf("%+v, %v", begun, err)
+	}
+	reports := len(s.Frames("cron/report"))
+	s.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw(t, agent)}})
+	stop()
+	d.start(t, s.URL(), quick)
+	var ended cp.Session
+	if err := json.Unmarshal(s.Wait(ctx, "event/session-sync", 2).Payload, &ended); err != nil || ended.SessionID != begun.SessionID || ended.Phase != "end" || ended.Status != "failed" || ended.Summary == "" {
+		t.Errorf("the next daemon says %+v, %v", ended, err)
+	}
+	var report cp.CronReport
+	s.Until(ctx, "the run is reported", func() bool {
+		for _, f := range s.Frames("cron/report")[reports:] {
+			if json.Unmarshal(f.Payload, &report) == nil && report.Status == "failed" {
+				return true
+			}
+		}
+		return false
+	})
+	if report.CronID != cron || report.SessionID != begun.SessionID || report.FiredAt != begun.TS {
+		t.Errorf("the run of %+v is reported as %+v", begun, report)
+	}
+	gone, err := d.p.o.Sessions.Purge(time.Now().Add(time.Hour))
+	if err != nil || !slices.Equal(gone[uuid], []string{begun.SessionID}) {
+		t.Errorf("it is not purged: %v, %v", gone, err)
+	}
+}
+
 // Only the turns of the agent that moves away are ended.
 func TestMoveOfOneAgentEndsNoTurnOfAnother(t *testing.T) {
 	s := cptest.New(t)
@@ -469,6 +519,15 @@ func TestMoveOfOneAgentEndsNoTurnOfAnother(t *testing.T) {
 	if got := <-ended; got != "stayer <nil>" {
 		t.Errorf("the other agent's turn ended as %s", got)
 	}
+}
+
+func raw(t *testing.T, v any) json.RawMessage {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 func TestIDsAreSlugsThatNobodyHas(t *testing.T) {
@@ -1004,6 +1063,64 @@ func TestSessionsThatWereCutAreAnError(t *testing.T) {
 		}
 		_ = s.RemoveOf("x")
 		_ = s.Close()
+	}
+}
+
+// A page that the disk lost is an error to whoever reads or writes there, and does not end the daemon.
+func TestSessionsThatWereDamagedAreAnError(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sessions.db")
+	s, err := OpenSessions(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.db.NoSync = true
+	for i := range 20 {
+		id := fmt.Sprintf("ses_%d", i)
+		if err := errors.Join(s.Put(cp.Session{SessionID: id, AgentID: "x", Phase: "start"}), s.Write(id, []cp.Message{{Seq: 1, Text: strings.Repeat("b", 5000)}}, nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := 0
+	for at := 0; at < len(whole); at += os.Getpagesize() {
+		data := slices.Clone(whole)
+		clear(data[at:min(at+os.Getpagesize(), len(data))])
+		path := filepath.Join(t.TempDir(), "sessions.db")
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenSessions(path)
+		if err != nil {
+			continue
+		}
+		s.db.NoSync = true
+		placed := func(string) bool { return true }
+		_, err = s.List("", placed)
+		for i := range 20 {
+			_, herr := s.History(cp.HistoryRequest{AgentID: "x", SessionID: fmt.Sprintf("ses_%d", i), Limit: 10})
+			err = errors.Join(err, herr)
+		}
+		_, berr := s.Broken()
+		_, perr := s.Purge(time.Now())
+		for range 2 { // the second does not wait for the first
+			err = errors.Join(err, s.Put(cp.Session{SessionID: "new", AgentID: "x"}), s.RemoveOf("x"))
+		}
+		if err = errors.Join(err, berr, perr); err != nil && strings.Contains(err.Error(), "damaged") {
+			damaged++
+			if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "remove it") {
+				t.Errorf("page %d: %v", at/os.Getpagesize(), err)
+			}
+		}
+		_ = s.Close()
+	}
+	if damaged == 0 {
+		t.Error("control: no page was missed")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -35,8 +36,9 @@ var (
 // middle of a write, needs no server, and is read in order of its keys. SQLite could be
 // asked more, and nobody asks more.
 type Sessions struct {
-	db  *bbolt.DB
-	now func() time.Time
+	db     *bbolt.DB
+	now    func() time.Time
+	broken atomic.Pointer[error] // nothing can be written any more
 }
 
 // stored is one session.
@@ -77,12 +79,40 @@ func OpenSessions(path string) (s *Sessions, err error) {
 	return &Sessions{db: db, now: time.Now}, nil
 }
 
+// view reads. What is damaged on the disk is an error: bbolt panics over it, which would end the
+// daemon each time that somebody reads there.
+func (s *Sessions) view(f func(*bbolt.Tx) error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s: it is damaged (%v); stop the daemon and remove it", s.db.Path(), p)
+		}
+	}()
+	return s.db.View(f)
+}
+
+// update writes, as view reads. After a panic bbolt may hold its lock for good, so nothing more is
+// written.
+func (s *Sessions) update(f func(*bbolt.Tx) error) (err error) {
+	if broken := s.broken.Load(); broken != nil {
+		return *broken
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%s: it is damaged (%v); stop the daemon and remove it", s.db.Path(), p)
+			s.broken.Store(&err)
+		}
+	}()
+	return s.db.Update(f)
+}
+
 // Close closes the store.
 func (s *Sessions) Close() error { return s.db.Close() }
 
 // Put writes a session's record.
 func (s *Sessions) Put(r cp.Session) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
+	return s.update(func(tx *bbolt.Tx) error {
 		st, err := get(tx, r.SessionID)
 		if err != nil && !errors.Is(err, errNoSession) {
 			return err
@@ -119,7 +149,7 @@ func seqKey(seq int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64
 // Write writes a session's messages; a message whose Seq is there already is replaced. The
 // bodies of tool calls go by their id.
 func (s *Sessions) Write(sessionID string, messages []cp.Message, bodies map[string]json.RawMessage) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
+	return s.update(func(tx *bbolt.Tx) error {
 		b, err := tx.Bucket(bucketMessages).CreateBucketIfNotExists([]byte(sessionID))
 		if err != nil {
 			return err
@@ -154,10 +184,39 @@ func (s *Sessions) Write(sessionID string, messages []cp.Message, bodies map[str
 	})
 }
 
+// Broken ends the sessions whose turns ended with an earlier daemon, and gives them as they are now.
+func (s *Sessions) Broken() (list []cp.Session, err error) {
+	var found []stored
+	err = s.view(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketSessions).ForEach(func(_, raw []byte) error {
+			var st stored
+			if json.Unmarshal(raw, &st) == nil && st.Record.SessionID != "" && st.Record.Phase != "end" {
+				found = append(found, st)
+			}
+			return nil
+		})
+	})
+	if err != nil || len(found) == 0 {
+		return nil, err // mostly: nothing is written
+	}
+	err = s.update(func(tx *bbolt.Tx) error {
+		list = nil
+		for _, st := range found {
+			st.Record.Phase, st.Record.Status, st.Record.Summary = "end", "failed", "the daemon ended before the turn did"
+			if err := put(tx, st); err != nil {
+				return err
+			}
+			list = append(list, st.Record)
+		}
+		return nil
+	})
+	return list, err
+}
+
 // Purge removes the sessions that ended before t, and names them by agent.
 func (s *Sessions) Purge(t time.Time) (map[string][]string, error) {
 	gone := map[string][]string{}
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		clear(gone)
 		err := tx.Bucket(bucketSessions).ForEach(func(id, raw []byte) error {
 			var st stored
@@ -198,7 +257,7 @@ func remove(tx *bbolt.Tx, id string) error {
 
 // RemoveOf removes the sessions of an agent.
 func (s *Sessions) RemoveOf(agent string) error {
-	return s.db.Update(func(tx *bbolt.Tx) error {
+	return s.update(func(tx *bbolt.Tx) error {
 		var ids []string
 		err := tx.Bucket(bucketSessions).ForEach(func(id, raw []byte) error {
 			var st stored
@@ -297,7 +356,7 @@ func (s *Sessions) History(h cp.HistoryRequest) (cp.HistoryPage, error) {
 		}
 		*n = v
 	}
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		st, err := get(tx, h.SessionID)
 		if errors.Is(err, errNoSession) || err == nil && st.Record.AgentID != h.AgentID {
 			return nil
@@ -386,7 +445,7 @@ func message(raw []byte) (cp.Message, error) {
 func (s *Sessions) List(agent string, placed func(agent string) bool) ([]cp.Session, error) {
 	list := []cp.Session{}
 	size := 0
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketSessions).Cursor()
 		for k, v := c.Last(); k != nil && size < maxPage; k, v = c.Prev() {
 			var st stored
@@ -403,7 +462,7 @@ func (s *Sessions) List(agent string, placed func(agent string) bool) ([]cp.Sess
 // SetVisibility keeps who may see sessions; an older revision than the one held changes nothing. All
 // are one write to the disk: a snapshot has thousands, and whoever asks for a status waits for it.
 func (s *Sessions) SetVisibility(list ...cp.Visibility) (done []cp.VisibilityOK, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
+	err = s.update(func(tx *bbolt.Tx) error {
 		for _, v := range list {
 			ok, err := setVisibility(tx, v)
 			if err != nil {
@@ -436,7 +495,7 @@ func setVisibility(tx *bbolt.Tx, v cp.Visibility) (cp.VisibilityOK, error) {
 
 func (s *Sessions) toolBody(t cp.ToolBodyRequest) (cp.Reply, *cp.FrameError) {
 	var body []byte
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		st, err := get(tx, t.SessionID)
 		if err != nil {
 			return err
