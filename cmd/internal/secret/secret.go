@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/atomicfile"
@@ -163,6 +164,9 @@ func (s *Store) Set(ctx context.Context, id, name string, place Place, value []b
 		return info, "", fmt.Errorf("secret %s: longer than %d bytes", name, MaxValue)
 	case len(place.Env) > 0 && slices.Contains(value, 0):
 		return info, "", fmt.Errorf("secret %s: the value has a NUL byte, which no environment can hold; place it as a file", name)
+	case len(place.Env) > 0 && !utf8.Valid(value):
+		// It goes there as text, which would be another one.
+		return info, "", fmt.Errorf("secret %s: the value is not UTF-8, as an environment variable must be here; place it as a file", name)
 	}
 	others, err := s.List(id)
 	if err != nil {
@@ -259,7 +263,7 @@ func (s *Store) read(id string) ([]onDisk, error) {
 			err = fmt.Errorf("it is secret %q of agent %q", d.Name, d.Agent)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w; set the secret again, or remove the file", path, err)
+			return nil, fmt.Errorf("%s: %w; take it away with `agentconnect secret rm %s %s` and set it again", path, err, id, name)
 		}
 		out = append(out, *d)
 	}

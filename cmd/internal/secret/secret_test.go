@@ -24,7 +24,7 @@ func (none) Open(context.Context, string, []byte) ([]byte, error) {
 func TestWhatIsSetIsRead(t *testing.T) {
 	root := t.TempDir()
 	s := NewStore(root, none{})
-	place := Place{Env: []string{"KEY"}, PathEnv: []string{"DOCKER_CONFIG"}, File: true}
+	place := Place{PathEnv: []string{"DOCKER_CONFIG"}, File: true}
 	info, why, err := s.Set(t.Context(), "alice", "T", place, []byte("a\xffb"))
 	if err != nil || why == "" || info.Sealed != "" {
 		t.Fatalf("%+v %q %v", info, why, err)
@@ -53,6 +53,28 @@ func TestWhatIsSetIsRead(t *testing.T) {
 	}
 	if err := s.Remove("alice", "T"); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
+	}
+}
+
+// What no environment variable carries as it is, is not set as one.
+func TestValuesThatAVariableWouldChangeAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, value, say string
+	}{
+		{"a NUL byte", "a\x00b", "NUL"},
+		{"no UTF-8", "a\xffb", "UTF-8"},
+		{"half a character", "caf\xc3", "UTF-8"},
+	} {
+		s := NewStore(t.TempDir(), none{})
+		if _, _, err := s.Set(t.Context(), "alice", "T", Place{Env: []string{"KEY"}}, []byte(c.value)); err == nil || !strings.Contains(err.Error(), c.say) || !strings.Contains(err.Error(), "as a file") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if list, err := s.List("alice"); err != nil || len(list) != 0 {
+			t.Errorf("%s: kept: %v %v", c.name, list, err)
+		}
+		if _, _, err := s.Set(t.Context(), "alice", "T", Place{File: true}, []byte(c.value)); err != nil {
+			t.Errorf("%s: as a file: %v", c.name, err)
+		}
 	}
 }
 
@@ -89,8 +111,17 @@ func TestAFileThatOthersWroteIsRefused(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := s.Load(t.Context(), "alice"); err == nil {
+		got, err := s.Load(t.Context(), "alice")
+		if err == nil {
 			t.Errorf("%s: taken as %v", name, got)
+		} else if strings.Contains(err.Error(), "`agentconnect secret rm alice T`") {
+			// What the error says to do works.
+			if err := s.Remove("alice", "T"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, _, err := s.Set(t.Context(), "alice", "T", Place{File: true}, []byte("v")); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
 		}
 		os.Remove(path)
 		if err := os.WriteFile(path, text, 0o600); err != nil {

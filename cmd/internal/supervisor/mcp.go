@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
 	"agentconnect.md/sandbox/cmd/internal/audit"
@@ -50,6 +51,12 @@ func (s *Supervisor) servers() []acp.Server {
 			values, err := s.resolve(vars)
 			if err != nil {
 				s.opts.Log.Error("an MCP server is left out", "server", m.Name, "error", err)
+				continue
+			}
+			if i := slices.IndexFunc(values, func(v string) bool { return !utf8.ValidString(v) || needs != "" && strings.ContainsAny(v, "\r\n") }); i >= 0 {
+				// It would arrive as another one, or be said aloud by a runtime that refuses it.
+				name, _, _ := strings.Cut(values[i], "=")
+				s.opts.Log.Error("an MCP server is left out", "server", m.Name, "error", name+": the value is not UTF-8, or has a line break in a header")
 				continue
 			}
 			for _, v := range values {
