@@ -183,6 +183,11 @@ func (a *app) site() (*site, error) {
 	return &site{a: a, cfg: cfg, store: agent.NewStore(cfg.Root)}, nil
 }
 
+// runDir is where the daemon and its agents have their sockets.
+func (s *site) runDir() string {
+	return filepath.Dir(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))
+}
+
 func (s *site) client() *control.Client {
 	return control.NewClient(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))
 }
@@ -289,7 +294,7 @@ func (s *site) builder() *daemon.Builder {
 	}
 	return &daemon.Builder{Config: s.cfg, Store: s.store, Programs: set, Host: hostfacts.Host{},
 		Build: version.Version, Direct: true, Environ: s.a.environ,
-		Secrets: s.secrets(), RunDir: filepath.Dir(daemon.ControlSocket(s.a.getenv("XDG_RUNTIME_DIR"), s.cfg.Root))}
+		Secrets: s.secrets(), RunDir: s.runDir()}
 }
 
 // tell makes a running daemon read its configuration again. That nobody runs is no

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -142,18 +144,29 @@ func (a *app) readSecret(name string) ([]byte, error) {
 // pushSecret gives a running agent what changed.
 func (s *site) pushSecret(ctx context.Context, id string, sec wire.Secret) (running bool, err error) {
 	st, err := s.client().Agent(ctx, id)
-	if errors.Is(err, control.ErrNotRunning) {
-		return false, nil
-	}
-	if err != nil {
+	alone := errors.Is(err, control.ErrNotRunning) // an agent outlives its daemon
+	if err != nil && !alone {
 		return false, err
 	}
-	if st.Socket == "" || st.State != control.StateRunning {
+	var socket string
+	switch {
+	case alone:
+		socket = daemon.AgentSocket(s.runDir(), id)
+	case st.State == control.StateRunning:
+		socket = st.Socket
+	}
+	if socket == "" {
 		return false, nil
 	}
-	conn, files, err := ask(ctx, st.Socket, wire.Request{Op: wire.OpSecret, Secret: &sec})
+	conn, files, err := ask(ctx, socket, wire.Request{Op: wire.OpSecret, Secret: &sec})
+	if alone && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
+		return false, nil
+	}
 	if err != nil {
 		return true, err
+	}
+	if alone {
+		s.a.warn("no daemon runs: an agent that crashes before one does starts as it last started, with the secrets of then; run `agentconnect up`")
 	}
 	closeAll(files)
 	return true, conn.Close()

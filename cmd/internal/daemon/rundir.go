@@ -131,6 +131,9 @@ func (r *runDir) Socket(name string) (string, error) {
 	return path, nil
 }
 
+// AgentSocket is where the supervisor of an agent listens, below a directory of sockets.
+func AgentSocket(dir, id string) string { return socketPath(dir, id+".sock") }
+
 func socketPath(dir, name string) string {
 	path := filepath.Join(dir, name)
 	if len(path) > maxSocketPath {

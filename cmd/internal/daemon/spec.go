@@ -242,7 +242,7 @@ func (b *Builder) granted(a *agent.Agent, s start) (sandbox.Policy, error) {
 		p.Repository = d.Repository
 	}
 	if b.RunDir != "" {
-		show(&p, insideDir(socketPath(b.RunDir, a.ID+".sock")))
+		show(&p, insideDir(AgentSocket(b.RunDir, a.ID)))
 	}
 	homes, err := otherHomes(p.Home)
 	if err != nil {

@@ -295,6 +295,48 @@ func TestSecretIsNowhere(t *testing.T) {
 	(&secrets{m, "alice", canaries(1)}).gone()
 }
 
+// An agent outlives its daemon: what a person sets or takes away meanwhile counts all the same.
+func TestSecretChangesInAnAgentWhoseDaemonIsGone(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	set := func(value string) { m.give("alice", []canary{{name: "FILE", value: value, flags: []string{}}}) }
+	inside := func() string {
+		var all []string
+		for _, dir := range left() {
+			b, err := os.ReadFile(dir + "/s/FILE")
+			if err != nil {
+				b = []byte("none")
+			}
+			all = append(all, string(b))
+		}
+		return strings.Join(all, " ")
+	}
+	set("first")
+	m.start("alice")
+	m.works("alice")
+	if got := inside(); got != "first" {
+		t.Fatalf("control: the agent has %q", got)
+	}
+	m.mustCTL("stop", "agentconnect.service")
+	set("second")
+	if got := inside(); got != "second" {
+		t.Errorf("set anew without a daemon: the agent has %q", got)
+	}
+	m.mustAC("secret", "rm", "alice", "FILE")
+	if got := inside(); got != "none" {
+		t.Errorf("taken away without a daemon: the agent has %q", got)
+	}
+	m.mustCTL("stop", "agent@alice")
+	set("third") // nobody runs: it is only written down
+	m.up()
+	m.start("alice")
+	m.works("alice")
+	if got := inside(); got != "third" {
+		t.Errorf("the next start has %q", got)
+	}
+}
+
 // gone: values that were replaced are in no file and no process any more.
 func (s *secrets) gone() {
 	s.t.Helper()
