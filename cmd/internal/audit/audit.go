@@ -353,8 +353,8 @@ func Printable(path string) string {
 }
 
 // Read calls f for each whole line of the log at path and of its older files, oldest
-// first. A log that does not exist has no lines. Lines that are no JSON object are
-// skipped: a crash may have cut one.
+// first. A log that does not exist has no lines. What is no JSON object is skipped: a full disk
+// or a crash may have cut one.
 func Read(path string, f func(line []byte) error) error {
 	for i := Kept; i >= 0; i-- {
 		name := path
@@ -381,11 +381,26 @@ func Read(path string, f func(line []byte) error) error {
 // follows the last newline: the rest of the next call.
 func Lines(r io.Reader, rest []byte, f func([]byte) error) ([]byte, error) {
 	return lines(r, rest, func(line []byte) error {
-		if !json.Valid(line) || line[0] != '{' {
+		if line = record(line); line == nil {
 			return nil
 		}
 		return f(line)
 	})
+}
+
+// recordStart is how every record begins. In a text its quotes would have a backslash before them.
+var recordStart = []byte(`{"time":"`)
+
+// record is the record in a line; nil where there is none. What a full disk cut, or a crash, ends
+// without a newline: the next record stands behind it.
+func record(line []byte) []byte {
+	if line[0] == '{' && json.Valid(line) {
+		return line
+	}
+	if i := bytes.LastIndex(line, recordStart); i > 0 && json.Valid(line[i:]) {
+		return line[i:]
+	}
+	return nil
 }
 
 // lines is Lines, whatever a line holds.
@@ -485,7 +500,10 @@ func Findings(path string) int {
 		}
 		var r Record
 		if json.Unmarshal(line, &r) != nil {
-			r = Record{} // written by another version: nothing to count
+			r = Record{}
+			if json.Unmarshal(record(line), &r) != nil {
+				r = Record{} // written by another version: nothing to count
+			}
 		}
 		switch {
 		case r.Kind == KindLife && r.Event == "start":

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,6 +125,53 @@ func TestATornLineIsSkipped(t *testing.T) {
 	got := records(t, path)
 	if len(got) != 2 || got[0].Text != "one" || got[1].Text != "three" {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// A full disk cuts a record where it ends; what is written once there is room again is not lost
+// with it.
+func TestARecordBehindOneThatAFullDiskCutIsRead(t *testing.T) {
+	root := t.TempDir()
+	path := Path(root, "alice")
+	failures := 0
+	log, err := New(root, "alice", func(error) { failures++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	log.Add(Record{Kind: KindLife, Event: "start", Text: "one"})
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	limit := syscall.Rlimit{Cur: uint64(st.Size()) + 40, Max: was.Max}
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	log.Add(Record{Kind: KindGit, Event: "lost", Text: "cut"})
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if failures != 1 {
+		t.Errorf("control: %d failures to write", failures)
+	}
+	log.Add(Record{Kind: KindGit, Event: "seal-lost", Text: `two {"time":"x"}`})
+	log.Add(Record{Kind: KindGit, Event: "seal-lost", Text: "three"})
+	var got []string
+	for _, r := range records(t, path) {
+		got = append(got, r.Text)
+	}
+	if want := []string{"one", `two {"time":"x"}`, "three"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if n := Findings(path); n != 2 {
+		t.Errorf("%d findings, want 2", n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -100,6 +101,14 @@ func (t *tail) read() error {
 		here, err := t.file.Stat()
 		if err != nil {
 			return err
+		}
+		if at, err := t.file.Seek(0, io.SeekCurrent); err != nil || at > here.Size() {
+			// Somebody emptied it: what is written from now on begins anew.
+			if _, err = t.file.Seek(0, io.SeekStart); err != nil {
+				return err
+			}
+			t.rest = t.rest[:0]
+			continue
 		}
 		named, err := os.Stat(t.path)
 		if errors.Is(err, fs.ErrNotExist) {

@@ -12,6 +12,35 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/audit"
 )
 
+// A log that somebody emptied goes on from its beginning.
+func TestFollowerGoesOnWithALogThatWasEmptied(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	if err := os.WriteFile(path, []byte(`{"text":"a record of before"}`+"\n"+`{"text":"another"}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	tail := &tail{path: path, f: func(line []byte) error {
+		got = append(got, string(line))
+		return nil
+	}}
+	defer tail.close()
+	read := func() {
+		t.Helper()
+		if err := tail.read(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	got = nil
+	if err := os.WriteFile(path, []byte(`{"text":"new"}`+"\n"), 0o600); err != nil { // the same file
+		t.Fatal(err)
+	}
+	read()
+	if len(got) != 1 || got[0] != `{"text":"new"}` {
+		t.Errorf("got %q", got)
+	}
+}
+
 // A follower sees each record once, in order, also over rotations.
 func TestFollowerSeesEveryRecordOverRotations(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.jsonl")
