@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -784,7 +785,7 @@ func (a *app) agentRemove() *cobra.Command {
 				return err
 			}
 			if purge {
-				if err := s.secrets().Purge(id); err != nil {
+				if err := cmp.Or(s.secrets().Purge(id), agent.RemoveServers(s.cfg.Root, id)); err != nil {
 					return err
 				}
 			}
@@ -810,6 +811,6 @@ func (a *app) agentRemove() *cobra.Command {
 			return a.say(map[string]any{"removed": id, "purged": false, "directory": dir, "secrets": kept}, "%s", text)
 		},
 	}
-	c.Flags().BoolVar(&purge, "purge", false, "remove the agent's directory too, with its workspace, home and memory, and its secrets")
+	c.Flags().BoolVar(&purge, "purge", false, "remove the agent's directory too, with its workspace, home and memory, its secrets and what its MCP servers kept")
 	return c
 }

@@ -403,6 +403,29 @@ func (s *Store) discard(agents *os.Root, trash string) error {
 	return agents.RemoveAll(trash)
 }
 
+// RemoveServers takes away what an agent's MCP servers with a boundary of their own kept below root.
+func RemoveServers(root, id string) error {
+	if err := ValidateID(id); err != nil {
+		return err
+	}
+	dir := filepath.Join(root, "mcp")
+	servers, err := os.OpenRoot(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		defer servers.Close()
+		if err = servers.RemoveAll(id); err != nil {
+			openUp(filepath.Join(dir, id)) // as discard does
+			err = servers.RemoveAll(id)
+		}
+	}
+	if err != nil {
+		return atomicfile.Explain("remove", filepath.Join(dir, id), err)
+	}
+	return nil
+}
+
 // Sweep removes what a Remove with purge left that was cut short: nobody sees it any more, and it
 // holds what the agent had.
 func (s *Store) Sweep() error {

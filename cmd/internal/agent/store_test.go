@@ -393,3 +393,41 @@ func TestRemovalThatWasCutShortIsFinished(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A server's home goes with its agent, whatever the server made of it, and nobody else's does.
+func TestRemovedServersLeaveNothingForTheNextAgentOfTheirID(t *testing.T) {
+	root := t.TempDir()
+	for _, d := range []string{"mcp/alice/tool/home/shut", "mcp/bob/tool/home"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"mcp/alice/tool/home/shut/token", "mcp/bob/tool/home/token", "outside"} {
+		if err := os.WriteFile(filepath.Join(root, f), []byte("token"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(root, "mcp/bob"), filepath.Join(root, "mcp/alice/tool/home/link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(root, "mcp/alice/tool/home/shut"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // of one that has none, too
+		if err := RemoveServers(root, "alice"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(root, "mcp/alice")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left behind: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "mcp/bob/tool/home/token")); err != nil {
+		t.Errorf("another agent's: %v", err)
+	}
+	if err := RemoveServers(root, "../mcp"); err == nil {
+		t.Error("a path was taken for an id")
+	}
+	if err := RemoveServers(t.TempDir(), "alice"); err != nil {
+		t.Error(err)
+	}
+}

@@ -145,6 +145,9 @@ func (r *remote) Drop(id string, purge bool) error {
 		if err := r.d.store.Remove(id, true); err != nil && !errors.Is(err, agent.ErrNotFound) {
 			r.d.log.Error("the directory of a removed agent was not removed", "agent", id, "error", err)
 		}
+		if err := agent.RemoveServers(r.d.config().Root, id); err != nil {
+			r.d.log.Error("what a removed agent's MCP servers kept was not removed", "agent", id, "error", err)
+		}
 	})
 	return nil
 }

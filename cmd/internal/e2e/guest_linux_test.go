@@ -191,7 +191,11 @@ func TestSecretsAsFilesRotateWithoutARestart(t *testing.T) {
 	if strings.Contains(log, "-value") || strings.Contains(log, "elsewhere-now") {
 		t.Errorf("the audit log has a value: %s", log)
 	}
+	token := s.write(filepath.Join(s.root, "mcp/dora/tool/home/token"), "what a server kept")
 	s.ok("agent", "rm", "dora", "--purge")
+	if exists(token) {
+		t.Error("what its MCP server kept is there for the next agent of its id")
+	}
 	if exists(filepath.Join(s.root, "secrets", "dora")) {
 		t.Error("purged, and its secrets are still there")
 	}
