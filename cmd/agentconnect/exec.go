@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -82,7 +83,10 @@ func (a *app) agentExec() *cobra.Command {
 			if a.json {
 				return &usageError{text: "--json is not for exec: its output is the command's own", see: c.CommandPath()}
 			}
-			argv := afterDashes(args[1:])
+			argv, err := commandOf(c, args[1:])
+			if err != nil {
+				return err
+			}
 			if len(argv) == 0 {
 				return &usageError{text: "give a command after --", see: c.CommandPath()}
 			}
@@ -97,12 +101,18 @@ func (a *app) agentExec() *cobra.Command {
 	return c
 }
 
-// afterDashes drops the "--" before a command; one that follows is the command's own.
-func afterDashes(args []string) []string {
+// commandOf drops the "--" before a command; one that follows is the command's own. What would reach
+// the supervisor as another word, since JSON holds UTF-8 alone, is an error.
+func commandOf(c *cobra.Command, args []string) ([]string, error) {
 	if len(args) > 0 && args[0] == "--" {
-		return args[1:]
+		args = args[1:]
 	}
-	return args
+	for _, arg := range args {
+		if !utf8.ValidString(arg) {
+			return nil, &usageError{text: fmt.Sprintf("%q is not UTF-8; have a shell inside write it: sh -c with printf", arg), see: c.CommandPath()}
+		}
+	}
+	return args, nil
 }
 
 // execWhere is where commands of the agent are served.
@@ -226,7 +236,10 @@ func (a *app) agentShell() *cobra.Command {
 			if a.json || !ok || !terminal(in) || !terminal(a.out) {
 				return &usageError{text: "a shell needs a terminal; use `agentconnect agent exec " + args[0] + " -- CMD`", see: c.CommandPath()}
 			}
-			argv := afterDashes(args[1:])
+			argv, err := commandOf(c, args[1:])
+			if err != nil {
+				return err
+			}
 			if len(argv) == 0 {
 				argv = []string{"/bin/sh", "-c", `exec "${SHELL:-/bin/sh}"`}
 			}

@@ -232,6 +232,12 @@ func TestNamesThatAreNotUTF8AreAClearError(t *testing.T) {
 	if got := s.read(filepath.Join(s.workspace("bob"), "f\xff")); got != "x" {
 		t.Errorf("%q", got)
 	}
+	// As an argument it would be another one.
+	careless := filepath.Join(s.workspace("bob"), "f\uFFFD")
+	s.write(careless, "y")
+	if r := s.run("agent", "exec", "bob", "--", "rm", "f\xff"); r.code != 2 || !strings.Contains(r.err, "UTF-8") || s.read(careless) != "y" {
+		t.Errorf("exit %d: %s", r.code, r.err)
+	}
 }
 
 func TestRefusedGrantsSayWhyAtTheCommandLineAndAtTheStart(t *testing.T) {
