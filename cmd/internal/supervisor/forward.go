@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -71,6 +72,9 @@ func (s *Supervisor) connect(conn *net.UnixConn, d *launch.Dialer, port uint16) 
 	}
 	line, err := json.Marshal(answer)
 	if err != nil {
+		return err
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(helloTime)); err != nil {
 		return err
 	}
 	_, _, err = conn.WriteMsgUnix(append(line, '\n'), rights, nil)

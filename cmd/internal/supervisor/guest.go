@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/peer"
@@ -125,34 +126,29 @@ func refuseGuest(conn *net.UnixConn, err error) error {
 	return answerGuest(conn, wire.GuestReply{Error: oneLine(err.Error())})
 }
 
-// answerGuest sends a reply; who does not read it in time goes without.
+// answerGuest sends a reply.
 func answerGuest(conn *net.UnixConn, r wire.GuestReply) error {
 	r.Version = wire.GuestVersion
-	if err := conn.SetWriteDeadline(time.Now().Add(helloTime)); err != nil {
-		return err
-	}
 	return writeLine(conn, r)
 }
 
-// readGuestRequest reads the one line that opens a connection. It reads byte by byte no
-// further than the newline, since a server's own stream may follow. Descriptors that come
-// along are never taken over: read(2) drops them.
+// readGuestRequest reads the one line that opens a connection. Nothing follows it before the
+// reply: a server's own stream begins behind that. It is read in pieces, since each read costs us
+// more than the agent a byte. Descriptors that come along are never taken over: read(2) drops them.
 func readGuestRequest(r io.Reader) (*wire.GuestRequest, error) {
-	line := make([]byte, 0, 512)
-	var b [1]byte
+	var line []byte
 	for {
-		n, err := r.Read(b[:])
-		if n == 1 {
-			if b[0] == '\n' {
-				return parseGuestRequest(line)
-			}
-			if len(line) == wire.MaxGuestRequest {
-				return nil, fmt.Errorf("request: longer than %d bytes", wire.MaxGuestRequest)
-			}
-			line = append(line, b[0])
-			continue
-		}
-		if err != nil {
+		line = slices.Grow(line, 512)
+		n, err := r.Read(line[len(line):cap(line)])
+		line = line[:len(line)+n]
+		switch i := bytes.IndexByte(line, '\n'); {
+		case i >= 0 && i != len(line)-1:
+			return nil, errors.New("request: more than one line before the reply")
+		case i >= 0:
+			return parseGuestRequest(line[:i])
+		case len(line) > wire.MaxGuestRequest:
+			return nil, fmt.Errorf("request: longer than %d bytes", wire.MaxGuestRequest)
+		case err != nil:
 			return nil, fmt.Errorf("request: %w", err)
 		}
 	}

@@ -214,11 +214,15 @@ func clientName(name string) string {
 	return name
 }
 
+// writeLine says v. Whoever does not read it in time goes without: our end waits for nobody.
 func writeLine(conn *net.UnixConn, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
+	if err := conn.SetWriteDeadline(time.Now().Add(helloTime)); err != nil {
+		return err
+	}
 	_, err = conn.Write(append(b, '\n'))
-	return err
+	return cmp.Or(err, conn.SetWriteDeadline(time.Time{}))
 }

@@ -574,6 +574,15 @@ func (p *pipe) closeRead()  { p.onceR.Do(func() { p.r.Close() }) }
 func (p *pipe) closeWrite() { p.onceW.Do(func() { p.w.Close() }) }
 func (p *pipe) close()      { p.closeRead(); p.closeWrite() }
 
+// What is printed without end is beyond the limits of whoever prints: so many lines are logged at
+// once, and so many a second, as many as journald takes of one unit. What comes faster is counted,
+// and read slowly.
+const (
+	lineBurst = 10_000
+	lineRate  = 300
+	lineWait  = 10 * time.Millisecond // for each piece of 16 KiB
+)
+
 // forEachLine calls f for each line of r, escape sequences made visible, and passes over
 // what is longer than 4 KiB in one line.
 func forEachLine(r io.Reader, f func(string)) {
@@ -581,19 +590,37 @@ func forEachLine(r io.Reader, f func(string)) {
 	buf := make([]byte, 0, most)
 	chunk := make([]byte, 16<<10)
 	cut := false
+	left, at, over := float64(lineBurst), time.Now(), 0
 	flush := func() {
 		if len(buf) == 0 && !cut {
 			return
 		}
-		line := visible(string(buf))
-		if cut {
-			line += " …"
+		if left < 1 || over > 0 {
+			over++
+		} else {
+			left--
+			line := visible(string(buf))
+			if cut {
+				line += " …"
+			}
+			f(line)
 		}
-		f(line)
 		buf, cut = buf[:0], false
+	}
+	say := func() {
+		if over > 0 {
+			f(fmt.Sprintf("%d more lines, which came too fast, are left out", over))
+			over = 0
+		}
 	}
 	for {
 		n, err := r.Read(chunk)
+		now := time.Now()
+		left, at = min(lineBurst, left+now.Sub(at).Seconds()*lineRate), now
+		if left >= lineRate { // a second's: not one line here and there
+			say()
+		}
+		before := over
 		for _, b := range chunk[:n] {
 			switch {
 			case b == '\n':
@@ -606,7 +633,11 @@ func forEachLine(r io.Reader, f func(string)) {
 		}
 		if err != nil {
 			flush()
+			say()
 			return
+		}
+		if over > before {
+			time.Sleep(lineWait) //nolint:forbidigo // a pace
 		}
 	}
 }

@@ -889,6 +889,47 @@ func TestStatusIsSaidAgainOnTheSameConnection(t *testing.T) {
 	}
 }
 
+// One that asks and never reads is not waited for when the agent ends.
+func TestClientThatDoesNotReadHoldsNoEndUp(t *testing.T) {
+	r := supervise(t, agentOf(t)).ready()
+	conn := r.dial()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// unread waits until the supervisor has taken what was sent; false: it no longer does.
+	unread := func() bool {
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { //nolint:forbidigo // looked for with a deadline
+			left := -1
+			if err := raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) }); err != nil {
+				t.Fatal(err)
+			}
+			if left == 0 {
+				return true
+			}
+		}
+		return false
+	}
+	line := fmt.Sprintf(`{"v":%d,"op":"status"}`+"\n", wire.Version)
+	for n := 0; ; n++ {
+		if _, err := conn.Write([]byte(line)); err != nil {
+			t.Fatal(err)
+		}
+		if !unread() {
+			break
+		}
+		if n == 100_000 {
+			t.Fatal("it answers without end to somebody who does not read")
+		}
+	}
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code, last := r.end(); code != 0 || last != "stopped" {
+		t.Errorf("exit %d, last words %q", code, last)
+	}
+}
+
 func TestRequestsThatAreNone(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	for _, bad := range []string{"\n", "{}\n", "[]\n", "{\"v\":1,\"op\":\"status\",\"extra\":1}\n", strings.Repeat("x", 300<<10) + "\n", "{\"v\":1,\"op\":\"status\"}\n{\"more\":1}\n"} {
