@@ -271,6 +271,16 @@ func TestAPipeInPlaceOfTheFolderDoesNotHoldTheWatch(t *testing.T) {
 	}
 }
 
+// An agent that writes all the time, and much, gets a twentieth of a processor at most for looks at it,
+// and is looked at once a minute at least.
+func TestALongLookIsFollowedByALongPause(t *testing.T) {
+	for spent, want := range map[time.Duration]time.Duration{0: rest, rest / 20: rest, time.Second: 20 * time.Second, time.Hour: time.Minute} {
+		if got := pause(spent); got != want {
+			t.Errorf("after %v it pauses for %v, want %v", spent, got, want)
+		}
+	}
+}
+
 func TestChangesAreSeenAsTheyCome(t *testing.T) {
 	p := newPair(t, Claude)
 	p.begin()
