@@ -30,6 +30,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"agentconnect.md/sandbox/cmd/internal/gitclone"
+	"agentconnect.md/sandbox/cmd/internal/launch"
 	"agentconnect.md/sandbox/cmd/internal/rest"
 	"agentconnect.md/sandbox/cmd/internal/stops"
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
@@ -102,6 +103,7 @@ func run() int {
 	case 3:
 		manager = dial(ctx)
 		spec, err = managedSpec(ctx, log, os.Args[1], os.Args[2])
+		opts.Keep = keepSpec
 	default:
 		err = errors.New("wrong arguments")
 	}
@@ -194,6 +196,16 @@ func managedSpec(ctx context.Context, log *slog.Logger, id, socket string) (*wir
 		return nil, fmt.Errorf("it is of agent %s, not %s", spec.Agent, id)
 	}
 	return spec, nil
+}
+
+// keepSpec gives the service manager another spec for the next start after a crash.
+func keepSpec(spec *wire.Spec) error {
+	f, err := launch.Sealed("spec", spec)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return supervisor.StoreSpec(os.Getenv("NOTIFY_SOCKET"), f)
 }
 
 // stopTime bounds how long it is found out who stops the agent. It goes on beside the stop.

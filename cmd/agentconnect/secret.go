@@ -165,9 +165,6 @@ func (s *site) pushSecret(ctx context.Context, id string, sec wire.Secret) (runn
 	if err != nil {
 		return true, err
 	}
-	if alone {
-		s.a.warn("no daemon runs: an agent that crashes before one does starts as it last started, with the secrets of then; run `agentconnect up`")
-	}
 	closeAll(files)
 	return true, conn.Close()
 }

@@ -76,7 +76,7 @@ func wireSecrets(list []secret.Secret) []wire.Secret {
 
 // WireSecret is a secret as a supervisor gets it.
 func WireSecret(s secret.Secret) wire.Secret {
-	w := wire.Secret{Name: s.Name, Value: s.Value}
+	w := wire.Secret{Name: s.Name, Value: s.Value, Env: s.Env}
 	if s.File {
 		w.File, _ = s.FileName(s.Name)
 	}

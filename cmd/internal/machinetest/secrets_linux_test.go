@@ -313,20 +313,43 @@ func TestSecretChangesInAnAgentWhoseDaemonIsGone(t *testing.T) {
 		return strings.Join(all, " ")
 	}
 	set("first")
+	m.give("alice", []canary{{name: "KEY", value: "in-the-runtime-0451", flags: []string{"--env", "KEY"}}})
 	m.start("alice")
 	m.works("alice")
 	if got := inside(); got != "first" {
 		t.Fatalf("control: the agent has %q", got)
 	}
+	// What systemd keeps for the next start is one spec, the last, however often there was one.
+	crash := func(n string) {
+		t.Helper()
+		m.mustCTL("kill", "-s", "KILL", "--kill-who=main", "agent@alice")
+		m.until("it came up anew", func() bool {
+			return m.show(service("alice"), "NRestarts") == n && m.show(service("alice"), "ActiveState") == "active"
+		})
+		if got := m.show(service("alice"), "NFileDescriptorStore"); got != "1" {
+			t.Errorf("%s specs are kept", got)
+		}
+	}
+	crash("1")
 	m.mustCTL("stop", "agentconnect.service")
 	set("second")
 	if got := inside(); got != "second" {
 		t.Errorf("set anew without a daemon: the agent has %q", got)
 	}
+	crash("2")
+	if got := inside(); got != "second" {
+		t.Errorf("after a crash without a daemon: the agent has %q", got)
+	}
 	m.mustAC("secret", "rm", "alice", "FILE")
+	m.mustAC("secret", "rm", "alice", "KEY")
 	if got := inside(); got != "none" {
 		t.Errorf("taken away without a daemon: the agent has %q", got)
 	}
+	crash("3")
+	if got := inside(); got != "none" {
+		t.Errorf("taken away before a crash: the agent has %q", got)
+	}
+	(&secrets{m, "alice", []canary{{name: "KEY", value: "in-the-runtime-0451"}}}).gone()
 	m.mustCTL("stop", "agent@alice")
 	set("third") // nobody runs: it is only written down
 	m.up()

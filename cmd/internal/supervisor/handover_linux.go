@@ -98,7 +98,7 @@ func StoredSpec(environ []string) *os.File {
 }
 
 // StoreSpec asks the service manager to keep the spec for the next start after a
-// failure. A stop drops it.
+// failure, in place of one that it keeps already. A stop drops it.
 func StoreSpec(notifySocket string, f *os.File) error {
 	if notifySocket == "" {
 		return errors.New("no service manager")
@@ -109,7 +109,12 @@ func StoreSpec(notifySocket string, f *os.File) error {
 	}
 	defer unix.Close(fd)
 	// A leading @ means an abstract name, here as there.
-	return unix.Sendmsg(fd, []byte("FDSTORE=1\nFDNAME="+storedName), unix.UnixRights(int(f.Fd())), &unix.SockaddrUnix{Name: notifySocket}, unix.MSG_NOSIGNAL)
+	to := &unix.SockaddrUnix{Name: notifySocket}
+	// They would add up, to as many as the manager keeps: then an old one would be the last.
+	if err := unix.Sendmsg(fd, []byte("FDSTOREREMOVE=1\nFDNAME="+storedName), nil, to, unix.MSG_NOSIGNAL); err != nil {
+		return err
+	}
+	return unix.Sendmsg(fd, []byte("FDSTORE=1\nFDNAME="+storedName), unix.UnixRights(int(f.Fd())), to, unix.MSG_NOSIGNAL)
 }
 
 // AskSpec asks the daemon for the spec of an agent. An error is a *SpecError, or means

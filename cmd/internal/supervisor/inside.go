@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"agentconnect.md/sandbox/cmd/internal/atomicfile"
@@ -125,8 +127,28 @@ func (s *Supervisor) changeSecret(sec wire.Secret) error {
 	} else {
 		s.secrets[sec.Name] = sec
 	}
+	s.keep(old, sec)
 	s.audit.Add(audit.Record{Kind: audit.KindSecret, Event: event, Text: fmt.Sprintf("secret %s %s in the running agent", sec.Name, event), Detail: map[string]string{"name": sec.Name}})
 	return nil
+}
+
+// keep has a crash without a daemon bring back the secrets of now, and not those of the start.
+// secretMu is held.
+func (s *Supervisor) keep(old, now wire.Secret) {
+	if s.opts.Keep == nil {
+		return
+	}
+	s.spec.Secrets = slices.SortedFunc(maps.Values(s.secrets), func(a, b wire.Secret) int { return strings.Compare(a.Name, b.Name) })
+	s.spec.SecretEnv = wire.WithoutEnv(s.spec.SecretEnv, slices.Concat(old.Env, now.Env))
+	for _, v := range now.Env {
+		if len(now.Value) > 0 {
+			s.spec.SecretEnv = append(s.spec.SecretEnv, v+"="+string(now.Value))
+		}
+	}
+	spec := s.spec
+	if err := s.opts.Keep(&spec); err != nil {
+		s.opts.Log.Warn("a crash without a daemon brings the secrets of the last start back", "error", err)
+	}
 }
 
 // topBelow is old, or the directory of its own that it lies in when keep does not.

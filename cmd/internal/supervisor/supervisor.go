@@ -48,6 +48,8 @@ type Options struct {
 	Placer Placer
 	// Build is this program's version.
 	Build string
+	// Keep has the service manager start the agent with this spec after a crash; may be nil.
+	Keep func(spec *wire.Spec) error
 }
 
 // Supervisor is one running agent.

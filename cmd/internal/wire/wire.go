@@ -193,6 +193,8 @@ type Secret struct {
 	Value []byte `json:"value,omitempty"`
 	// File is its file, relative to the directory of secrets; empty: none inside.
 	File string `json:"file,omitempty"`
+	// Env are the variables of the runtime that hold it.
+	Env []string `json:"env,omitempty"`
 }
 
 // Credential says where the credentials for a repository come from: a secret, the output
