@@ -97,9 +97,8 @@ func (a *app) command() *cobra.Command {
 func (a *app) group(c *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		text := fmt.Sprintf("unknown command %q for %s", args[0], c.CommandPath())
-		c.SuggestionsMinimumDistance = 2
-		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-			text += fmt.Sprintf(", did you mean %q?", near[0])
+		if near := nearest(c, args[0]); near != "" {
+			text += fmt.Sprintf(", did you mean %q?", near)
 		}
 		return &usageError{text: text, see: c.CommandPath()}
 	}
@@ -110,6 +109,22 @@ func (a *app) group(c *cobra.Command, args []string) error {
 		}
 	}
 	return &usageError{text: c.CommandPath() + ": give a command", see: c.CommandPath()}
+}
+
+// nearest is what may be meant by a word that is no command of c; "" for nothing near.
+func nearest(c *cobra.Command, word string) string {
+	// Before what is spelt alike: `logs` is not `login`, and `start` not `restart`.
+	if of, _, err := c.Root().Find([]string{"agent", word}); err == nil && of.Name() == word && !c.HasParent() {
+		return "agent " + word
+	}
+	c.SuggestionsMinimumDistance = 2
+	if !c.HasParent() && len(word) < 4 {
+		c.SuggestionsMinimumDistance = 1 // "ls" is not "up"
+	}
+	if near := c.SuggestionsFor(word); len(near) > 0 {
+		return near[0]
+	}
+	return ""
 }
 
 // helpCommand is cobra's, but that it knows a wrong word.
@@ -138,7 +153,11 @@ func (a *app) args(least, most int) cobra.PositionalArgs {
 		case len(args) < least:
 			return fmt.Errorf("%s: %d more argument(s) needed: %s", c.CommandPath(), least-len(args), c.UseLine())
 		case most >= 0 && len(args) > most:
-			return fmt.Errorf("%s: %q is one argument too many: %s", c.CommandPath(), args[most], c.UseLine())
+			text := fmt.Sprintf("%s: %q is one argument too many: %s", c.CommandPath(), args[most], c.UseLine())
+			if near := nearest(c, args[most]); c.HasSubCommands() && near != "" {
+				text += fmt.Sprintf("; did you mean %q?", c.CommandPath()+" "+near)
+			}
+			return errors.New(text)
 		}
 		return nil
 	}

@@ -531,6 +531,11 @@ func TestRegistry(t *testing.T) {
 	if _, err := reg.Get("mine"); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "did you mean Mine?") {
 		t.Errorf("mine: %v", err)
 	}
+	for name, meant := range map[string]string{"claude": "claude-acp", "Claude-Code": "claude-acp", "codex": "codex-acp", "gemini-cli": "gemini"} {
+		if _, err := reg.Get(name); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "did you mean "+meant+"?") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	if _, err := reg.Get("zzz"); !errors.Is(err, ErrUnknown) {
 		t.Errorf("zzz: %v", err)
 	}

@@ -154,7 +154,14 @@ func (r *Registry) Get(name string) (Runtime, error) {
 	}
 	names := slices.Sorted(maps.Keys(r.byID))
 	hint := "agentconnect runtimes lists them; any other program starts with --command"
-	if n := strictjson.Nearest(name, names); n != "" {
+	n := strictjson.Nearest(name, names)
+	if word, _, _ := strings.Cut(strings.ToLower(name), "-"); n == "" && word != "" {
+		// "claude" and "claude-code" are claude-acp.
+		if i := slices.IndexFunc(names, func(known string) bool { return known == word || strings.HasPrefix(known, word+"-") }); i >= 0 {
+			n = names[i]
+		}
+	}
+	if n != "" {
 		hint = fmt.Sprintf("did you mean %s? %s", n, hint)
 	}
 	return Runtime{}, fmt.Errorf("%w: %q; %s", ErrUnknown, name, hint)
