@@ -12,6 +12,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
+# Where Go's own installer puts it: sudo drops what a user added to PATH.
+export PATH := $(PATH):/usr/local/go/bin
 
 enter := packaging/dev/enter.sh
 go_dirs := cmd dbusctl sandbox units
@@ -66,7 +68,7 @@ install-files: # what is built already
 	install -m 0644 $(bin)/completions/zsh $(DESTDIR)/usr/share/zsh/vendor-completions/_agentconnect
 	install -m 0644 $(bin)/completions/fish $(DESTDIR)/usr/share/fish/vendor_completions.d/agentconnect.fish
 	install -m 0644 README.md docs/*.md $(DESTDIR)/usr/share/doc/agentconnect-sandbox/
-	cp -R --no-preserve=mode,ownership packaging/examples $(DESTDIR)/usr/share/doc/agentconnect-sandbox/
+	umask 022 && cp -R --no-preserve=mode,ownership packaging/examples $(DESTDIR)/usr/share/doc/agentconnect-sandbox/
 
 run:
 	@$(enter) run $(MAKE) --no-print-directory here-run

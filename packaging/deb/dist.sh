@@ -50,6 +50,8 @@ if [ "$version" != "$own" ]; then
 	} >changelog.new
 	mv changelog.new debian/changelog
 fi
+# Debian's own Go may be too old, and /usr/local/go, where its own installer puts one, not in PATH.
+GOTOOLCHAIN=local go list -m >/dev/null 2>&1 || PATH=/usr/local/go/bin:$PATH
 GOFLAGS='' go mod vendor
 # A module may come and go with a branch: what is said of one that is not here is left out.
 awk -v RS= -v ORS='\n\n' '
