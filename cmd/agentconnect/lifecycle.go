@@ -117,6 +117,9 @@ func (a *app) upCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "start the daemon as a service of yours, now and with each session", Args: a.args(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
+			if a.uid == 0 {
+				return daemon.RootError{} // before a unit is enabled that fails in each session
+			}
 			if linger {
 				if err := a.linger(c.Context()); err != nil {
 					return err
@@ -126,14 +129,29 @@ func (a *app) upCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if st, err := s.client().Status(c.Context()); err == nil {
-				return a.say(map[string]any{"state": st.State, "pid": st.PID}, "the daemon runs already (pid %d)", st.PID)
+			if st, serr := s.client().Status(c.Context()); serr == nil {
+				err = a.say(map[string]any{"state": st.State, "pid": st.PID}, "the daemon runs already (pid %d)", st.PID)
+			} else {
+				err = a.up(c.Context())
 			}
-			return a.up(c.Context())
+			if err != nil {
+				return err
+			}
+			return s.requiredThere(c.Context())
 		},
 	}
 	c.Flags().BoolVar(&linger, "linger", false, "start at boot, too, and go on after you log out")
 	return c
+}
+
+// requiredThere returns an error if required mode is on here and not in the daemon: the environment
+// of a shell does not reach a service.
+func (s *site) requiredThere(ctx context.Context) error {
+	st, err := s.client().Status(ctx)
+	if err != nil || st.RequireSandbox || !s.cfg.RequireSandbox {
+		return nil //nolint:nilerr // who looks for the daemon hears of it
+	}
+	return &daemon.Refusal{Code: config.ExitCode, Text: fmt.Sprintf("the daemon runs without required mode: AGENTCONNECT_REQUIRE_SANDBOX of this shell does not reach it; write \"security\": {\"requireSandbox\": true} into %s", filepath.Join(s.cfg.Root, "config.json"))}
 }
 
 func (a *app) downCommand() *cobra.Command {
@@ -164,6 +182,9 @@ func (a *app) restartCommand() *cobra.Command {
 		Use: "restart", Short: "restart the daemon", Args: a.args(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			err := a.restartUnit(c.Context())
+			if s, serr := a.site(); err == nil && serr == nil {
+				return s.requiredThere(c.Context())
+			}
 			if !errors.Is(err, errNoManager) && !errors.As(err, new(*otherRootError)) {
 				return err
 			}

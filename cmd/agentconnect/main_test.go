@@ -179,6 +179,11 @@ func TestRunRefusesRoot(t *testing.T) {
 	}
 	errs.Reset()
 	a.began = false
+	if got := run(a, []string{"up"}); got != 1 || !strings.Contains(errs.String(), "do not run agents as root") || out.Len() != 0 {
+		t.Errorf("up: code %d, %q, %q", got, &out, &errs)
+	}
+	errs.Reset()
+	a.began = false
 	if got := run(a, []string{"run", "--json"}); got != 1 {
 		t.Errorf("code %d", got)
 	}

@@ -97,7 +97,9 @@ const manFiles = `.SH ENVIRONMENT
 AgentConnect's directory, in place of ~/.agentconnect.
 .TP
 .B AGENTCONNECT_REQUIRE_SANDBOX
-Turns required mode on; nothing turns it off again.
+Turns required mode on; nothing turns it off again. It counts in the daemon's environment, which a shell that runs
+.B agentconnect up
+does not reach: up says so then and ends with 78.
 .TP
 .B AGENTCONNECT_*
 Every key of the configuration but runtimes, mcpServers and policy: its name in capitals, with an underscore for each dot.

@@ -243,6 +243,9 @@ func (e *NotLaidError) Unwrap() error { return e.Err }
 // notLaid is what is to be done about it.
 const notLaid = "free space there, or make it writable, and probe again: `agentconnect probe`"
 
+// notRoot is what is to be done by root, for whom the boundary is not made.
+const notRoot = "probe as the user who runs agents, never as root: `su - USER -c 'agentconnect probe'`"
+
 // live starts the whole recipe; where it does not start, parts of it tell why.
 func (p *run) live(ctx context.Context) bool {
 	findings, err := p.runner.Inside(ctx, false)
@@ -273,7 +276,12 @@ func (p *run) live(ctx context.Context) bool {
 	case looks == 0:
 		return p.add(CodeBoundaryLeak, Failed, "nothing was looked at")
 	case len(bad) > 0:
-		return p.add(CodeBoundaryLeak, Failed, strings.Join(bad, "; "))
+		c := newCheck(CodeBoundaryLeak, Failed, strings.Join(bad, "; "))
+		if p.host.UID() == 0 {
+			c.Remedy = notRoot
+		}
+		p.checks = append(p.checks, c)
+		return false
 	}
 	return p.add(CodeBoundaryLeak, OK, fmt.Sprintf("%d looks from inside", looks))
 }
