@@ -3,9 +3,11 @@
 
 # each_manager FUNCTION [ARG]…: calls it with `ctl` set for each one. A user's manager is
 # spoken to as that user and through its own socket, so that no bus is needed and nothing of a
-# user's is root's. Some user's trouble never fails the installation.
+# user's is root's. Some user's trouble never fails the installation. In a chroot with the host's
+# /run nobody is spoken to: those managers have the host's programs.
 each_manager() {
 	[ -d /run/systemd/system ] || return 0
+	[ /proc/1/root -ef / ] || return 0
 	for socket in /run/user/*/systemd/private; do
 		[ -S "$socket" ] || continue
 		uid=${socket#/run/user/}
@@ -17,34 +19,39 @@ each_manager() {
 	done
 }
 
-# ctl ARG…: systemctl of the user in turn. A manager that hangs is left alone after a while.
+# ctl ARG…: systemctl of the user in turn. A manager that hangs is left alone after a while. That
+# process is the user's, who may do with it and what it has open as he likes: so it has nothing of
+# root's terminal, and no way to say anything there.
 ctl() {
-	timeout --kill-after=5 120 setpriv --reuid="$uid" --regid="$gid" --clear-groups -- \
-		env -i PATH=/usr/bin:/bin XDG_RUNTIME_DIR="/run/user/$uid" systemctl --user --quiet "$@" </dev/null
+	setsid --wait timeout --kill-after=5 120 setpriv --reuid="$uid" --regid="$gid" --clear-groups -- \
+		env -i PATH=/usr/bin:/bin XDG_RUNTIME_DIR="/run/user/$uid" systemctl --user --quiet "$@" </dev/null >/dev/null 2>&1
 }
 
 # After an upgrade the daemon is restarted; the agents that run go on and are adopted.
 reload_units() {
 	ctl daemon-reload || return 1
-	[ -z "${1:-}" ] || ctl try-restart agentconnect.service
+	[ -n "${1:-}" ] || return 0
+	# However often it was started of late. One that failed stays so.
+	ctl is-failed agentconnect.service || ctl reset-failed agentconnect.service || true
+	ctl try-restart agentconnect.service
 }
 
-loaded() { [ "$(ctl show --property=LoadState --value "$1" 2>/dev/null)" = loaded ]; }
-
+# Code 5 says that there is no such unit.
 stop_all() {
-	if loaded agentconnect.service; then ctl stop agentconnect.service || return 1; fi
-	if loaded agentconnect.slice; then ctl stop agentconnect.slice || return 1; fi
+	for unit in agentconnect.service agentconnect.slice; do
+		ctl stop "$unit" || [ $? -eq 5 ] || return 1
+	done
 }
 
 # The probe's unit refuses to be stopped as long as its file says so.
 forget_units() {
 	ctl daemon-reload || return 1
-	ctl stop agentconnect-probe.service 2>/dev/null || true
-	ctl reset-failed 'agentconnect*' 'agent@*' 'agent-*.scope' 2>/dev/null || true
+	ctl stop agentconnect-probe.service || true
+	ctl reset-failed 'agentconnect*' 'agent@*' 'agent-*.scope' || true
 }
 
 # What `agentconnect up` enabled for this user.
-disable_unit() { ctl disable agentconnect.service 2>/dev/null || true; }
+disable_unit() { ctl disable agentconnect.service || true; }
 
 # daemons: the pids of daemons of this very installation, those outside of managers included, and
 # those whose file an upgrade has replaced; a container's own program lies in another root.

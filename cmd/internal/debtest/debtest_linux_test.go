@@ -1,6 +1,8 @@
 package debtest
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -18,6 +20,9 @@ func needMachine(t *testing.T) {
 }
 
 const workspace = "/home/tester/src/app"
+
+// oldest is the package's file that is installed first.
+const oldest = "/opt/test/old/pool/main/a/agentconnect-sandbox/*.deb"
 
 // elsewhere runs its argument in a copy of the machine's root that is a root of its own: in a
 // chroot nobody may make user namespaces.
@@ -58,6 +63,17 @@ wait
 pgrep -la "agentconnect|bwrap" && exit 1
 test -s /home/eve/.agentconnect/agents/e/agent.json
 echo nothing is left
+`
+
+// chrooted runs its argument in a copy of the machine's root that has the machine's /run and all
+// else of its kernel, as rescue systems and image builders make one.
+const chrooted = `
+mount --make-rprivate /
+mount -t tmpfs none /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay none -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/root
+for dir in dev proc run sys; do mount --rbind /$dir /mnt/root/$dir; done
+exec chroot /mnt/root sh -ec "$1"
 `
 
 // TestPackage is the life of the package on one machine, in order: what fails ends it.
@@ -144,6 +160,51 @@ func TestPackage(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	})
+
+	step("AChrootWithTheMachinesRunLeavesItsAgentsAlone", func(t *testing.T) {
+		daemon := tester.sh(t, "systemctl --user show -P MainPID agentconnect.service")
+		agent := tester.sh(t, "systemctl --user show -P MainPID agent@alice")
+		root.sh(t, "exec unshare --mount sh -ec '"+chrooted+"' sh 'dpkg --purge agentconnect-sandbox && ! test -e /usr/bin/agentconnect'")
+		if now := tester.sh(t, "systemctl --user show -P MainPID agent@alice"); now != agent {
+			t.Errorf("the agent was stopped: main process %s, before %s", now, agent)
+		}
+		if now := tester.sh(t, "systemctl --user show -P MainPID agentconnect.service"); now != daemon {
+			t.Errorf("the daemon was stopped: main process %s, before %s", now, daemon)
+		}
+		tester.sh(t, "systemctl --user is-enabled agentconnect.service")
+	})
+
+	// A process of a user's is that user's to trace, and descriptors can be taken out of it.
+	step("NothingOfRootsTerminalIsInAProcessOfAUsers", func(t *testing.T) {
+		manager := strings.TrimSpace(tester.sh(t, "pgrep -o -u tester -x systemd"))
+		tester.sh(t, "kill -STOP "+manager) // systemctl waits for it
+		defer tester.sh(t, "kill -CONT "+manager)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		c := root.command(ctx, "exec script -qec 'tty && dpkg -i "+oldest+"' /dev/null")
+		var said bytes.Buffer
+		c.Stdout, c.Stderr = &said, &said
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		tester.until(t, "pgrep -u tester -x systemctl")
+		if out := tester.sh(t, "pid=$(pgrep -u tester -x systemctl); ls -l /proc/$pid/fd; echo tty $(ps -o tty= -p $pid)"); strings.Contains(out, "/dev/pts/") || !strings.Contains(out, "tty ?") {
+			t.Errorf("systemctl, as the user, has:\n%s", out)
+		}
+		tester.sh(t, "kill -CONT "+manager)
+		if err := c.Wait(); err != nil || !strings.Contains(said.String(), "/dev/pts/") {
+			t.Errorf("dpkg: %v:\n%s", err, &said)
+		}
+	})
+
+	step("TheDaemonRunsHoweverOftenItIsInstalled", func(t *testing.T) {
+		// As many starts as systemd allows within a minute.
+		tester.sh(t, "systemctl --user reset-failed agentconnect.service; for i in 1 2 3 4 5; do systemctl --user restart agentconnect.service || exit; done")
+		if out := root.sh(t, "dpkg -i "+oldest+" 2>&1"); strings.Contains(out, "did not follow") {
+			t.Errorf("dpkg: %s", out)
+		}
+		tester.sh(t, "agentconnect status | grep -q 'daemon .*running ('")
 	})
 
 	step("UpgradeWithTheAgentRunningAndAnEditorAttached", func(t *testing.T) {
@@ -251,6 +312,19 @@ func TestPackage(t *testing.T) {
 		dave.says(t, "agentconnect probe", "result: ok")
 		root.says(t, "unshare --mount sh -c 'mount --bind -o ro /home/dave /home/dave && mount -o remount,bind,ro /home/dave && exec setpriv --reuid dave --regid dave --init-groups env -i HOME=/home/dave PATH=/usr/bin:/bin agentconnect agent add e --runtime selftest'",
 			"read-only")
+		// Root is told that agents are not root's, and nothing is enabled that would fail in each session.
+		root.says(t, "agentconnect probe", "probe as the user who runs agents")
+		root.sh(t, "loginctl enable-linger root")
+		root.until(t, "XDG_RUNTIME_DIR=/run/user/0 systemctl --user is-active -q default.target")
+		root.says(t, "XDG_RUNTIME_DIR=/run/user/0 agentconnect up", "do not run agents as root")
+		if out, code := root.try(t, "XDG_RUNTIME_DIR=/run/user/0 systemctl --user is-enabled agentconnect.service"); code == 0 {
+			t.Errorf("the unit is enabled for root: %s", out)
+		}
+		root.sh(t, "loginctl disable-linger root && rm -rf /root/.agentconnect")
+		// Required mode in a shell's environment is not the daemon's.
+		if out, code := tester.try(t, "AGENTCONNECT_REQUIRE_SANDBOX=1 agentconnect up"); code != 78 || !strings.Contains(out, "without required mode") {
+			t.Errorf("up in a shell that requires the sandbox: exit code %d\n%s", code, out)
+		}
 		// Nobody may make user namespaces: said, with the remedy, and nothing starts.
 		out, code := dave.try(t, "exec unshare -Urmpf --mount-proc sh -c 'echo 1 >/proc/sys/user/max_user_namespaces && exec unshare -U --map-user=1002 --map-group=1002 agentconnect probe'")
 		if code != 69 || !strings.Contains(out, "userns-disabled") || !strings.Contains(out, "sysctl") {
