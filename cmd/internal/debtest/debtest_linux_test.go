@@ -198,6 +198,23 @@ func TestPackage(t *testing.T) {
 		}
 	})
 
+	step("AnUpgradeThatWasCutShortIsNoChangeOfTheProfile", func(t *testing.T) {
+		const profile, written = "/etc/apparmor.d/agentconnect-sandbox", "/var/lib/agentconnect-sandbox/apparmor-profile"
+		if _, err := os.Stat(profile); err != nil {
+			return // the parser does not know it
+		}
+		root.sh(t, "for file in "+profile+" "+written+"; do echo '# as an older version had it' >>$file; done")
+		// The script is killed when it has replaced the first of the two.
+		root.sh(t, `printf '%s\n' '#!/bin/sh' '/usr/bin/mv "$@"' 'kill -9 $PPID' >/usr/local/sbin/mv && chmod +x /usr/local/sbin/mv`)
+		if out, code := root.try(t, "dpkg -i "+oldest); code == 0 || !strings.Contains(out, "killed by signal") {
+			t.Errorf("dpkg: exit code %d:\n%s", code, out)
+		}
+		if out := root.sh(t, "rm /usr/local/sbin/mv && dpkg --configure -a 2>&1"); strings.Contains(out, "was changed") {
+			t.Errorf("dpkg: %s", out)
+		}
+		root.sh(t, "cmp "+profile+" "+written+" && cmp "+profile+" /usr/share/agentconnect-sandbox/apparmor/agentconnect-sandbox")
+	})
+
 	step("TheDaemonRunsHoweverOftenItIsInstalled", func(t *testing.T) {
 		// As many starts as systemd allows within a minute.
 		tester.sh(t, "systemctl --user reset-failed agentconnect.service; for i in 1 2 3 4 5; do systemctl --user restart agentconnect.service || exit; done")
