@@ -336,6 +336,38 @@ func TestHostRewritesASealedFileAndItIsSealedAgain(t *testing.T) {
 	s.untilState("alice", "running")
 }
 
+// Whatever the host's git writes, what it runs included, is the host's word: an agent that stands
+// by takes none of it back, also where git reads a second sealed file under the lock on the first.
+func TestWhatTheHostConfiguresWhileAnAgentRunsStays(t *testing.T) {
+	for name, before := range map[string]string{
+		"one file":  ":",
+		"two files": "git config extensions.worktreeConfig true && git config --worktree user.name w",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			ws := s.project("repo")
+			s.in(ws, before)
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.ok("agent", "start", "alice")
+			var want strings.Builder
+			for i := range 20 {
+				s.in(ws, fmt.Sprintf("git config alias.a%d '!x'", i))
+				fmt.Fprintf(&want, "alias.a%d\n", i)
+			}
+			if got := s.in(ws, "git config --name-only --get-regexp ^alias"); got != want.String() {
+				t.Errorf("left of 20:\n%s", got)
+			}
+			for _, r := range s.audited("alice") {
+				if r.Event == "seal-tampered" {
+					t.Errorf("%s", r.Text)
+				}
+			}
+			s.sealed("alice", ws, ".git/config")
+		})
+	}
+}
+
 // rounds is how often a race is run: fewer times in CI.
 func rounds(many, few int) int {
 	if os.Getenv("AGENTCONNECT_TEST_RACES") != "" {

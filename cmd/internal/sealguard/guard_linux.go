@@ -47,7 +47,8 @@ type seal struct {
 	idle time.Time
 	// attached is which attachment its last one was.
 	attached int
-	// trusted: what takes the file's place now nobody but the host has written.
+	// trusted: what takes the file's place now, while the agent stands still, nobody but the host
+	// has written.
 	trusted bool
 }
 
@@ -530,6 +531,9 @@ func (g *Guard) still(do func()) {
 		frozen = append(frozen, b)
 	}
 	do()
+	for _, s := range g.seals {
+		s.trusted = false
+	}
 	for _, b := range frozen {
 		if !g.boxes[b] {
 			continue // stopped

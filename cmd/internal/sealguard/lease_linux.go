@@ -159,31 +159,29 @@ func (g *Guard) lease() {
 // opened lets those go on that wait for a file, while the agent stands still, and takes the
 // lease back when they are done. The lock is held.
 func (g *Guard) opened() {
-	if g.expected > 0 {
-		return // who starts cannot be halted yet: they wait
-	}
-	var asked []*seal
-	for _, s := range g.seals {
-		if s.asked() {
-			asked = append(asked, s)
-		}
-	}
+	asked := g.asked()
 	if len(asked) == 0 {
 		return
 	}
 	g.still(func() {
-		for _, s := range asked {
-			g.admit(s)
-		}
-		defer func() {
-			for _, s := range asked {
-				s.trusted = false
-			}
-		}()
+		g.admit(asked)
 		g.settle(asked)
 		g.check()
 		g.lease()
 	})
+}
+
+// asked are the files that somebody waits for.
+func (g *Guard) asked() (seals []*seal) {
+	if g.expected > 0 {
+		return nil // who starts cannot be halted yet: they wait
+	}
+	for _, s := range g.seals {
+		if s.asked() {
+			seals = append(seals, s)
+		}
+	}
+	return seals
 }
 
 // settle waits, while nothing of the agent runs, until the host is done with files, but no longer
@@ -195,26 +193,37 @@ func (g *Guard) settle(seals []*seal) {
 	g.settling = true
 	defer func() { g.settling = false }()
 	end := time.Now().Add(openedWait)
-	for _, s := range seals {
+	for i := 0; i < len(seals); i++ {
+		s := seals[i]
 		for s.copied && g.seals[s.path] == s && !g.settled(s) && time.Now().Before(end) {
+			// git reads more than one under its lock.
+			more := g.asked()
+			g.admit(more)
+			seals = append(seals, more...)
 			time.Sleep(openedStep) //nolint:forbidigo // asked with a deadline; nothing tells that a file is no longer open
 		}
 	}
 }
 
-// admit lets the host go on with a file. git makes the lock, which becomes the new file, before
+// admit lets the host go on with files. git makes the lock, which becomes the new file, before
 // it opens the old one, and fills it after: what has content by now the agent filled. An empty
-// one stays out of its reach until the new file is sealed, so that is all the host's work.
-func (g *Guard) admit(s *seal) {
-	lock := s.path + ".lock"
-	if is, empty := g.place.locked(lock); is {
-		if empty {
-			s.trusted = true
-		} else if aside, err := g.place.setAside(lock); err == nil {
-			g.say(audit.Record{Kind: audit.KindGit, Event: "lock-tampered", Path: lock, Text: "the agent wrote into git's lock on a sealed file: it is set aside as " + audit.Printable(aside) + ", and the host's command fails; run it again"})
+// one, or one that comes from now on (git reads the file a few times before it makes one), stays
+// out of its reach until the new file is sealed, so that is all the host's work.
+func (g *Guard) admit(seals []*seal) {
+	for _, s := range seals {
+		lock := s.path + ".lock"
+		is, empty := g.place.locked(lock)
+		_, err := g.place.stat(lock)
+		switch {
+		case is && empty, errors.Is(err, os.ErrNotExist):
+			s.trusted = g.place.is(s.path, s.id) // and not replaced before the agent stood still
+		case is:
+			if aside, err := g.place.setAside(lock); err == nil {
+				g.say(audit.Record{Kind: audit.KindGit, Event: "lock-tampered", Path: lock, Text: "the agent wrote into git's lock on a sealed file: it is set aside as " + audit.Printable(aside) + ", and the host's command fails; run it again"})
+			}
 		}
+		s.release()
 	}
-	s.release()
 }
 
 // locked reports whether a program of the host is changing a file under git's lock.
@@ -299,7 +308,6 @@ func (g *Guard) Change(path string, change func() error) error {
 		}
 		s.release()
 		s.trusted = true
-		defer func() { s.trusted = false }()
 		err = change()
 		g.check()
 		g.lease()
