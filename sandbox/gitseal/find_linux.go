@@ -545,7 +545,7 @@ func (f *finder) outside(dir, dotgit, tree string) {
 		return
 	}
 	f.done[dir] = true
-	f.found.Repositories = append(f.found.Repositories, Repository{Dir: dir, Common: common, Top: tree, Sealed: true})
+	f.found.Repositories = append(f.found.Repositories, Repository{Dir: dir, Common: common, Top: tree, Outside: true, Sealed: true})
 	f.tops[common] = append(f.tops[common], top{path: tree, git: dir})
 	f.seals[common] = sandbox.Seal{Path: common, Kind: sandbox.KindDir, How: sandbox.SealOutside, Why: why}
 	for _, island := range []string{filepath.Join(common, "objects"), filepath.Join(common, "refs"), filepath.Join(common, "logs"), dir} {

@@ -83,9 +83,50 @@ type Repository struct {
 	Common string
 	// Top is its working tree, if it has one.
 	Top string
+	// Outside: Common lies in no root, and of it objects, refs and logs alone can be written.
+	Outside bool
 	// Sealed is false where it lies in a folder that tools make and throw away, or beyond
 	// the limit: it is watched alone.
 	Sealed bool
+}
+
+// Role is what a folder is to git: which of the folders in it git goes by.
+type Role int
+
+const (
+	// Any is one in which git writes, at whatever depth.
+	Any Role = iota
+	// GitDir is a git directory.
+	GitDir
+	// Objects holds objects. Those come by rename, under names of their content; what lies in info
+	// and pack git writes, and removes, by names.
+	Objects
+	// Worktrees holds the administrative directories of linked worktrees. git removes all of what it
+	// finds behind a name there once it is of no use.
+	Worktrees
+)
+
+// Below gives the role of a folder of that name in one of this role; false is one that needs no
+// look: hooks are sealed, modules are git directories by themselves, what git-lfs writes comes by
+// rename.
+func (r Role) Below(name string) (Role, bool) {
+	switch r {
+	case GitDir:
+		switch name {
+		case "objects":
+			return Objects, true
+		case "worktrees":
+			return Worktrees, true
+		case "hooks", "modules", "lfs":
+			return Any, false
+		}
+	case Objects:
+		return Any, name == "info" || name == "pack"
+	case Worktrees:
+		return GitDir, true
+	case Any:
+	}
+	return Any, true
 }
 
 // throwaway are folders whose content tools fetch and delete: a sealed repository in one

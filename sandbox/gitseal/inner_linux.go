@@ -1,7 +1,8 @@
-// The folders of a git directory in which git on the host writes by names of its own: the message
-// of a commit or a merge, FETCH_HEAD, the reflogs. git follows a link of such a name, and would
-// write what the agent chose (a message, the name of a branch) wherever the user can. It makes
-// no links there itself, so a new one is the agent's, whatever it is called.
+// The folders of a git directory in which git on the host writes, or removes, by names of its own:
+// the message of a commit or a merge, FETCH_HEAD, the reflogs, a graph of commits, what worktrees
+// that are gone left. git follows a link of such a name, and would write what the agent chose (a
+// message, the name of a branch) wherever the user can, or remove what lies there. It makes no
+// links there itself, so a new one is the agent's, whatever it is called.
 
 package gitseal
 
@@ -24,28 +25,27 @@ const (
 	maxInnerDepth = 64
 )
 
-// elsewhere are folders of a git directory that need no look: what git writes in objects, refs
-// and lfs are names and contents of its own, put there by rename; the others are sealed, or git
-// directories by themselves.
-var elsewhere = map[string]bool{"objects": true, "refs": true, "lfs": true, "hooks": true, "modules": true, "worktrees": true}
+// written are those of a git directory in which git itself writes: looked at first, and to the end.
+var written = []string{"logs", "info", "rebase-merge", "rebase-apply", "sequencer", "rr-cache", "NOTES_MERGE_WORKTREE", "objects", "worktrees"}
 
-// written are those in which git itself writes: looked at first, and to the end.
-var written = []string{"logs", "info", "rebase-merge", "rebase-apply", "sequencer", "rr-cache", "NOTES_MERGE_WORKTREE"}
-
-// IsInner reports whether a folder of that name in a git directory is one of those.
-func IsInner(name string) bool { return !elsewhere[name] }
+// Folder is one of those.
+type Folder struct {
+	Path string
+	Role Role
+}
 
 // Inside is what Inner found.
 type Inside struct {
-	Folders, Links []string
+	Folders []Folder
+	Links   []string
 	// Blind are folders that it could not look at though git could: what lies there is not known.
 	Blind []string
 }
 
-// Inner gives these folders below dir, itself the first, and the links in them; top: dir is the
-// git directory itself. A folder that its owner may not list or enter is made one that he may:
-// git finds a name there without a list, and the guard would not.
-func Inner(dir string, top bool) Inside {
+// Inner gives these folders below dir, itself the first, and the links in them. A folder that its
+// owner may not list or enter is made one that he may: git finds a name there without a list, and
+// the guard would not.
+func Inner(dir string, role Role) Inside {
 	at, err := pathfd.Directory(dir)
 	if err != nil {
 		if errors.Is(err, unix.EACCES) {
@@ -54,18 +54,18 @@ func Inner(dir string, top bool) Inside {
 		return Inside{} // gone, or a link that somebody else finds
 	}
 	defer unix.Close(at)
-	in := &inner{}
-	in.list(at, dir, top, !top, 0)
+	in := &inner{buf: make([]byte, 16<<10)}
+	in.list(at, dir, role, role != GitDir, 0)
 	return in.Inside
 }
 
 type inner struct {
 	Inside
-	buf [16 << 10]byte
+	buf []byte
 }
 
 // list looks at the folder that the O_PATH descriptor at is open on. must: git may write there.
-func (in *inner) list(at int, path string, top, must bool, depth int) {
+func (in *inner) list(at int, path string, role Role, must bool, depth int) {
 	if len(in.Folders) >= maxInner || depth > maxInnerDepth {
 		if must {
 			in.Blind = append(in.Blind, path)
@@ -80,31 +80,48 @@ func (in *inner) list(at int, path string, top, must bool, depth int) {
 		return
 	}
 	defer unix.Close(fd)
-	in.Folders = append(in.Folders, path)
+	in.Folders = append(in.Folders, Folder{path, role})
 	var dirs []string
-	_ = eachName(fd, in.buf[:], func(name []byte, typ byte) bool {
-		switch {
+	_ = eachName(fd, in.buf, func(name []byte, typ byte) bool {
+		switch _, look := role.Below(string(name)); {
 		case typ == unix.DT_LNK:
 			in.Links = append(in.Links, path+"/"+string(name))
-		case typ == unix.DT_DIR && !(top && elsewhere[string(name)]):
+		case typ == unix.DT_DIR && look:
 			dirs = append(dirs, string(name))
 		}
 		return true
 	})
-	if top { // an agent could fill others until nothing is left for these
+	if role == Worktrees && len(dirs) > maxAdmin {
+		in.Blind = append(in.Blind, path)
+		return
+	}
+	if role == GitDir { // an agent could fill others until nothing is left for these
 		slices.SortStableFunc(dirs, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	}
 	for _, d := range dirs {
 		//nolint:forbidigo // one name in an open directory, and no link
 		sub, err := unix.Openat(fd, d, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err == nil {
-			in.list(sub, path+"/"+d, false, must || top && rank(d) == 0, depth+1)
+			in.below(sub, path, d, role, must, depth)
 			unix.Close(sub)
 		} else if errors.Is(err, unix.EACCES) && mine(fd) {
 			in.Blind = append(in.Blind, path)
 			return
 		}
 	}
+}
+
+// below looks at the folder name in path, which is of that role.
+func (in *inner) below(at int, path, name string, role Role, must bool, depth int) {
+	sub, _ := role.Below(name)
+	if sub != GitDir {
+		in.list(at, path+"/"+name, sub, must || role == GitDir && rank(name) == 0, depth+1)
+		return
+	}
+	// A linked worktree, with bounds of its own.
+	w := &inner{buf: in.buf}
+	w.list(at, path+"/"+name, sub, false, 0)
+	in.Folders, in.Links, in.Blind = append(in.Folders, w.Folders...), append(in.Links, w.Links...), append(in.Blind, w.Blind...)
 }
 
 func rank(name string) int {

@@ -37,12 +37,12 @@ type Finding struct {
 type State struct {
 	repositories map[string]bool
 	files        map[string]string // path → digest
-	inner        map[string]bool   // git directories in which links are looked for
+	inner        map[string]Role   // folders in which links are looked for
 	links        map[string]bool   // links in them that are not the agent's
 }
 
 // Inner are the folders in which a new link is the agent's, and the links that are not.
-func (s *State) Inner() (gitDirs, links map[string]bool) { return s.inner, s.links }
+func (s *State) Inner() (folders map[string]Role, links map[string]bool) { return s.inner, s.links }
 
 // quiet are files in a git directory that change what git shows or believes.
 var quiet = []string{"info/exclude", "info/grafts", "info/attributes", "info/sparse-checkout", "shallow", "objects/info/alternates", "refs/replace", "remotes", "branches"}
@@ -75,32 +75,58 @@ func ownStrategy(name string) bool {
 	return slices.Contains([]string{"", "ort", "recursive", "resolve", "octopus", "ours", "subtree"}, name)
 }
 
-// newLinks are the links in a git directory that were not there before the agent, and the folders
-// that could not be looked at.
+// newLinks are the links in a folder that were not there before the agent, and the folders that
+// could not be looked at.
 func (s *State) newLinks(dir string) (links, blind []string) {
-	if !s.inner[dir] {
-		return nil, nil
-	}
-	in := Inner(dir, true)
+	in := Inner(dir, s.inner[dir])
 	return slices.DeleteFunc(in.Links, func(l string) bool { return s.links[l] }), in.Blind
+}
+
+// written are the folders of the repository that an agent writes: a part of them, where it is a
+// linked worktree of one that lies elsewhere.
+func (r Repository) written() map[string]Role {
+	folders := map[string]Role{r.Dir: GitDir}
+	if r.Outside {
+		for _, name := range []string{"objects", "refs", "logs"} {
+			folders[filepath.Join(r.Common, name)], _ = GitDir.Below(name)
+		}
+	}
+	return folders
+}
+
+// dirs are the git directories that hold what an agent may have changed.
+func (r Repository) dirs() []string {
+	if r.Outside {
+		return []string{r.Dir, r.Common}
+	}
+	return []string{r.Dir}
 }
 
 // Remember takes down what is there.
 func Remember(found *Found, roots []string) *State {
-	s := &State{repositories: map[string]bool{}, files: map[string]string{}, inner: map[string]bool{}, links: map[string]bool{}}
+	s := &State{repositories: map[string]bool{}, files: map[string]string{}, inner: map[string]Role{}, links: map[string]bool{}}
 	for _, r := range found.Repositories {
 		s.repositories[r.Dir] = true
 		if r.Sealed {
-			s.inner[r.Dir] = true
-			for _, l := range Inner(r.Dir, true).Links {
-				s.links[l] = true
-			}
+			maps.Copy(s.inner, r.written())
 		}
-		for _, path := range present(r.Dir, remembered) {
-			s.files[path] = digest(path)
+		for _, dir := range r.dirs() {
+			for _, path := range present(dir, remembered) {
+				s.files[path] = digest(path)
+			}
 		}
 		index := filepath.Join(r.Dir, "index")
 		s.files[index] = strconv.Itoa(hiddenChanges(index))
+	}
+	for dir := range s.inner {
+		if common, is := strings.CutSuffix(filepath.Dir(dir), "/worktrees"); is && s.inner[common] == GitDir {
+			delete(s.inner, dir) // looked at with its repository
+		}
+	}
+	for dir, role := range s.inner {
+		for _, l := range Inner(dir, role).Links {
+			s.links[l] = true
+		}
 	}
 	for _, path := range trustedPaths(found, roots) {
 		s.files[path] = digest(path)
@@ -153,27 +179,8 @@ func (s *State) Review(o Options) []Finding {
 	if err == nil {
 		defer unix.Close(root)
 	}
-	now := Find(o)
-	for _, r := range now.Repositories {
-		if !s.repositories[r.Dir] {
-			keys, _ := ExecutableKeys(readFile(filepath.Join(r.Common, "config"), maxConfig))
-			hooks := liveHooks(filepath.Join(r.Common, "hooks"))
-			if len(keys)+len(hooks) > 0 {
-				add(true, "new-repository", r.Dir, "a repository that the agent made would make git on the host run: %s", strings.Join(slices.Concat(keys, hooks), ", "))
-			}
-		}
-		for _, name := range quiet {
-			path := filepath.Join(r.Dir, name)
-			// A runtime's own sandbox makes some to mount on. An empty one says nothing, but for the
-			// list of what is checked out.
-			if name != "info/sparse-checkout" && s.files[path] == "" && emptyFile(path) {
-				continue
-			}
-			if d := digest(path); d != "" && d != s.files[path] && (s.repositories[r.Dir] || !templates[name]) {
-				add(true, "changed", path, "it changes what git shows or believes, and is not as it was")
-			}
-		}
-		links, blind := s.newLinks(r.Dir)
+	for _, dir := range slices.Sorted(maps.Keys(s.inner)) {
+		links, blind := s.newLinks(dir)
 		for _, path := range blind {
 			add(true, "link", path, "git on the host writes in this folder, and it cannot be looked at for links: remove it")
 		}
@@ -187,6 +194,34 @@ func (s *State) Review(o Options) []Finding {
 				continue
 			}
 			add(true, "link", link, "a link where git on the host writes: it is taken away; it led to %q", to)
+		}
+	}
+	now := Find(o)
+	compared := map[string]bool{}
+	for _, r := range now.Repositories {
+		if !s.repositories[r.Dir] {
+			keys, _ := ExecutableKeys(readFile(filepath.Join(r.Common, "config"), maxConfig))
+			hooks := liveHooks(filepath.Join(r.Common, "hooks"))
+			if len(keys)+len(hooks) > 0 {
+				add(true, "new-repository", r.Dir, "a repository that the agent made would make git on the host run: %s", strings.Join(slices.Concat(keys, hooks), ", "))
+			}
+		}
+		for _, dir := range r.dirs() {
+			if compared[dir] {
+				continue
+			}
+			compared[dir] = true
+			for _, name := range quiet {
+				path := filepath.Join(dir, name)
+				// A runtime's own sandbox makes some to mount on. An empty one says nothing, but for the
+				// list of what is checked out.
+				if name != "info/sparse-checkout" && s.files[path] == "" && emptyFile(path) {
+					continue
+				}
+				if d := digest(path); d != "" && d != s.files[path] && (s.repositories[r.Dir] || !templates[name]) {
+					add(true, "changed", path, "it changes what git shows or believes, and is not as it was")
+				}
+			}
 		}
 		for _, name := range strategies {
 			path := filepath.Join(r.Dir, name)

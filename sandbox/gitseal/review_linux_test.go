@@ -62,6 +62,17 @@ func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
 			"", `rm -r .git/logs; mkdir .git/logs; ln -s ../../../mark .git/logs/HEAD; : > ../mark; chmod 300 .git/logs`,
 			`git checkout -q -b side; chmod 700 .git/logs`, "link", ".git/logs/HEAD",
 		},
+		"link among the worktrees": {
+			"", `mkdir ../gone && echo x > ../gone/mark && mkdir .git/worktrees && ln -s ../../../gone .git/worktrees/x`,
+			`git gc -q; [ -e ../gone/mark ] || echo removed > ../mark`, "link", ".git/worktrees/x",
+		},
+		"link in the place of a graph of commits": {
+			"", `ln -s ../../../../mark .git/objects/info/commit-graph`, `git gc -q`, "link", ".git/objects/info/commit-graph",
+		},
+		"link among the refs": {
+			"git init -q ../other; cd ../other; echo y > f; git add f; git commit -qm y; cd ../ws", `echo ../../../other/.git/objects > .git/objects/info/alternates; ln -s ../../../../other/.git/refs/heads .git/refs/heads/x`,
+			`git gc -q; git -C ../other rev-parse -q --verify main || echo removed > ../mark`, "link", ".git/refs/heads/x",
+		},
 		"list of conflicts": {
 			"mkdir .git/rr-cache", `h=$(printf '%040d' 1); mkdir .git/rr-cache/$h; : > .git/rr-cache/$h/preimage; echo key > ../key; printf '%s\t../key\0' $h > .git/MERGE_RR`,
 			`echo y > f; git commit -qam y; cp .git/rr-cache/*/postimage ../mark`, "conflicts", ".git/MERGE_RR",
@@ -112,7 +123,7 @@ func TestNoFolderHidesTheReflogs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if in := Inner(git.Name(), true); !slices.Contains(in.Links, p.path("ws/.git/logs/HEAD")) || len(in.Blind) > 0 {
+	if in := Inner(git.Name(), GitDir); !slices.Contains(in.Links, p.path("ws/.git/logs/HEAD")) || len(in.Blind) > 0 {
 		t.Errorf("links %v, blind %v", in.Links, in.Blind)
 	}
 }

@@ -18,4 +18,4 @@ func Remember(*Found, []string) *State { return &State{} }
 func (*State) Review(Options) []Finding { return nil }
 
 // Inner are none.
-func (*State) Inner() (gitDirs, links map[string]bool) { return nil, nil }
+func (*State) Inner() (folders map[string]Role, links map[string]bool) { return nil, nil }

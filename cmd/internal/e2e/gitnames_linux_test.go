@@ -12,26 +12,29 @@ import (
 	"agentconnect.md/sandbox/sandbox/gitseal"
 )
 
-// Each link has the host's git write what the agent chose to a file of the host, in the host's
-// everyday command. That it does is the control.
+// Each link has the host's git write what the agent chose to a file of the host, or remove it, in
+// the host's everyday command. That it does is the control.
 func TestALinkWhereGitOnTheHostWritesIsTakenAway(t *testing.T) {
 	s := newSite(t)
 	const precious, branch = "precious\n", `'x;touch${IFS}pwned;'`
-	for name, c := range map[string]struct{ link, plant, host string }{
-		"commit":   {"COMMIT_EDITMSG", `echo 'touch pwned' > .git/SQUASH_MSG; rm .git/COMMIT_EDITMSG`, `echo y > file; GIT_EDITOR=true git commit -q -a`},
-		"checkout": {"logs/HEAD", `git branch ` + branch + `; rm .git/logs/HEAD`, `git checkout -q ` + branch},
-		"fetch":    {"FETCH_HEAD", `git branch ` + branch, `git fetch -q . 'refs/heads/x*:refs/heads/y*'`},
-		"merge":    {"MERGE_MSG", `git checkout -q -b ` + branch + `; echo b > file; git commit -q -a -m b; git checkout -q main; echo c > file; git commit -q -a -m c`, `git merge -q ` + branch + ` >/dev/null || :`},
-		"branch":   {"logs/refs/heads/new", `rm -r .git/logs; mkdir -p .git/logs/refs/heads`, `git branch new`},
+	for name, c := range map[string]struct{ link, plant, host, to string }{
+		"commit":   {"COMMIT_EDITMSG", `echo 'touch pwned' > .git/SQUASH_MSG; rm .git/COMMIT_EDITMSG`, `echo y > file; GIT_EDITOR=true git commit -q -a`, "/file"},
+		"checkout": {"logs/HEAD", `git branch ` + branch + `; rm .git/logs/HEAD`, `git checkout -q ` + branch, "/file"},
+		"fetch":    {"FETCH_HEAD", `git branch ` + branch, `git fetch -q . 'refs/heads/x*:refs/heads/y*'`, "/file"},
+		"merge":    {"MERGE_MSG", `git checkout -q -b ` + branch + `; echo b > file; git commit -q -a -m b; git checkout -q main; echo c > file; git commit -q -a -m c`, `git merge -q ` + branch + ` >/dev/null || :`, "/file"},
+		"branch":   {"logs/refs/heads/new", `rm -r .git/logs; mkdir -p .git/logs/refs/heads`, `git branch new`, "/file"},
+		"gc":       {"objects/info/commit-graph", `:`, `git gc -q`, "/file"},
+		"prune":    {"worktrees/x", `mkdir -p .git/worktrees`, `git gc -q`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ws, victim := s.project(name), s.write(name+"-victim", precious)
-			plant := c.plant + "; ln -s " + victim + " .git/" + c.link
-			s.in(s.mkdir(name+"-control"), "cp -a "+ws+"/. . && "+plant+"; "+c.host)
-			if got := s.read(victim); got == precious {
+			ws, victim := s.project(name), s.write(name+"-victim/file", precious)
+			plant := c.plant + "; ln -s " + filepath.Dir(victim) + c.to + " .git/" + c.link
+			host := c.host + "; cat " + victim + " || :"
+			if got := s.in(s.mkdir(name+"-control"), "cp -a "+ws+"/. . && "+plant+"; "+host); got == precious {
 				t.Fatal("outside it leads nowhere, so it proves nothing")
 			}
-			s.write(name+"-victim", precious)
+			s.outside("rm -f " + victim) // git leaves what nobody may write
+			s.write(name+"-victim/file", precious)
 			s.add(name, "--workspace", ws)
 			if s.daemon == nil {
 				s.start()
@@ -39,13 +42,41 @@ func TestALinkWhereGitOnTheHostWritesIsTakenAway(t *testing.T) {
 			s.ok("agent", "start", name)
 			s.gitin(name, plant)
 			s.untilAudited(name, "link-removed", filepath.Join(ws, ".git", c.link))
-			s.in(ws, c.host)
-			if got := s.read(victim); got != precious {
+			if got := s.in(ws, host); got != precious {
 				t.Errorf("git wrote there: %q", got)
 			}
 			s.untilState(name, "running")
 		})
 	}
+}
+
+// Of a repository elsewhere the agent writes the reflogs, too, and git on the host notes there what
+// a commit is called.
+func TestALinkInTheReflogsOfARepositoryElsewhereIsTakenAway(t *testing.T) {
+	s := newSite(t)
+	const precious = "precious\n"
+	victim := s.write("victim", precious)
+	commit := func(repo string) string {
+		log := filepath.Join(repo, ".git/logs/refs/heads/main")
+		return "echo w > w && git add w && git commit -q -m 'x; touch pwned' && rm " + log + " && ln -s " + victim + " " + log
+	}
+	source, control := s.project("source"), s.project("control")
+	if s.in(control, "git checkout -q -b w && "+commit(control)+" && git checkout -q main && git cherry-pick w"); s.read("victim") == precious {
+		t.Fatal("outside it leads nowhere, so it proves nothing")
+	}
+	s.write("victim", precious)
+	s.add("wendy", "--git-worktree", source)
+	s.start()
+	s.ok("agent", "start", "wendy")
+	s.gitin("wendy", commit(source)+"; echo /x > "+source+"/.git/objects/info/alternates")
+	s.untilAudited("wendy", "link-removed", filepath.Join(source, ".git/logs/refs/heads/main"))
+	s.in(source, "git cherry-pick agentconnect/wendy")
+	if got := s.read("victim"); got != precious {
+		t.Errorf("git wrote there: %q", got)
+	}
+	s.untilState("wendy", "running")
+	s.ok("agent", "stop", "wendy")
+	s.untilAudited("wendy", "changed", filepath.Join(source, ".git/objects/info/alternates"))
 }
 
 // At the next start its control files cannot be looked at, and with it open again they would be
@@ -77,7 +108,7 @@ func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
 		"links":     `while :; do ln -s /etc/passwd .git/FETCH_HEAD; done`,
 		"head":      `while :; do echo 'ref: refs/heads/main' >HEAD; done`,
 		"rr-cache":  `while :; do mkdir -p .git/rr-cache; done`,
-		"folders":   `cd .git/logs; seq 5000 | xargs mkdir`,
+		"folders":   `cd .git/logs; seq 9000 | xargs mkdir`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)

@@ -104,7 +104,7 @@ func New(o Options) (*Guard, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, inner: inner{dirs: map[string]bool{}, fresh: map[string]bool{}}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
+	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, inner: inner{dirs: map[string]gitseal.Role{}, fresh: map[string]gitseal.Role{}}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
 	var err error
 	if g.place.root, err = pathfd.Open("/"); err == nil {
 		if g.inotify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err == nil {

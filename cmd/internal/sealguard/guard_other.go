@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 )
 
 // Guard watches nothing: no boundary is built on this system.
@@ -36,4 +37,4 @@ func (*Guard) Calm() (resume func()) { return func() {} }
 func (*Guard) Change(string, func() error) error { return errors.ErrUnsupported }
 
 // Inside watches nothing.
-func (*Guard) Inside(_, _ map[string]bool) error { return nil }
+func (*Guard) Inside(map[string]gitseal.Role, map[string]bool) error { return nil }

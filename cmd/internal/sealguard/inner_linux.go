@@ -1,13 +1,12 @@
-// Links in git directories. git on the host writes to files there by name and follows a link of
-// that name, so one that the agent makes would have the host write what the agent chose where
-// the agent cannot. No mount forbids a new name: links are taken away as they appear.
+// Links in git directories. git on the host writes to files there by name, or removes them, and
+// follows a link of that name, so one that the agent makes would have the host do that where the
+// agent cannot. No mount forbids a new name: links are taken away as they appear.
 
 package sealguard
 
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -27,31 +26,33 @@ const (
 	persisting    = time.Minute
 	// maxMade bounds the folders that an agent makes there: each is looked at and watched, which
 	// costs the guard time and the user's other programs their watches.
-	maxMade = 4096
+	maxMade = 8192
 )
 
 // inner are the folders of git directories in which links are looked for.
 type inner struct {
-	dirs  map[string]bool // folder → it is a git directory itself
-	links map[string]bool // links that the host made
-	// fresh are names that came since the last look; all: any may have.
-	fresh map[string]bool
+	tops  map[string]gitseal.Role // those that were told
+	dirs  map[string]gitseal.Role // these and those in them
+	links map[string]bool         // links that the host made
+	// fresh are names that came since the last look, and what a folder of that name is; all: any
+	// may have.
+	fresh map[string]gitseal.Role
 	all   bool
 	most  int // folders that there may be
 }
 
-// Inside watches the git directories for links, but for those in links, which were there before
+// Inside watches folders of git's for links, but for those in links, which were there before
 // anything of the agent ran. It is told once. An error means that they cannot be watched.
-func (g *Guard) Inside(gitDirs, links map[string]bool) error {
+func (g *Guard) Inside(folders map[string]gitseal.Role, links map[string]bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.inner.links != nil {
 		return nil
 	}
-	g.inner.links = links
+	g.inner.tops, g.inner.links = folders, links
 	var found []string
-	for dir := range gitDirs {
-		links, blind := g.enter(dir, true)
+	for dir, role := range folders {
+		links, blind := g.enter(dir, role)
 		if len(blind) > 0 {
 			g.inner.links = nil // the next start asks again
 			return fmt.Errorf("%s: git on the host writes there, and it cannot be watched for links: too many or too deep folders, or not to be listed", blind[0])
@@ -65,19 +66,19 @@ func (g *Guard) Inside(gitDirs, links map[string]bool) error {
 
 // enter watches a folder and those below it, and gives the links that must not be there and the
 // folders that may hold some and cannot be watched.
-func (g *Guard) enter(dir string, top bool) (links, blind []string) {
-	first := gitseal.Inner(dir, top)
+func (g *Guard) enter(dir string, role gitseal.Role) (links, blind []string) {
+	first := gitseal.Inner(dir, role)
 	if blind = first.Blind; len(first.Folders) == 0 {
 		return nil, blind
 	}
 	for _, f := range first.Folders {
-		g.lookAgain(f)
-		g.inner.dirs[f] = top && f == dir
+		g.lookAgain(f.Path)
+		g.inner.dirs[f.Path] = f.Role
 	}
-	now := gitseal.Inner(dir, top) // what came since the list was made
+	now := gitseal.Inner(dir, role) // what came since the list was made
 	for _, f := range now.Folders {
-		if _, watched := g.dirs[f]; !watched && !g.full && slices.Contains(first.Folders, f) {
-			blind = append(blind, f)
+		if _, watched := g.dirs[f.Path]; !watched && !g.full && slices.Contains(first.Folders, f) {
+			blind = append(blind, f.Path)
 		}
 	}
 	return slices.DeleteFunc(now.Links, func(l string) bool { return g.inner.links[l] }), append(blind, now.Blind...)
@@ -91,21 +92,22 @@ func (g *Guard) lookAgain(dir string) {
 
 // came takes note of a name in a watched folder.
 func (i *inner) came(dir, name string, mask uint32) {
-	top, ok := i.dirs[dir]
-	if ok && mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0 && (!top || mask&unix.IN_ISDIR == 0 || gitseal.IsInner(name)) {
-		i.fresh[dir+"/"+name] = true
+	in, ok := i.dirs[dir]
+	role, look := in.Below(name)
+	if ok && mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0 && (look || mask&unix.IN_ISDIR == 0) {
+		i.fresh[dir+"/"+name] = role
 	}
 }
 
 // checkInner looks at the names that came. The lock is held.
 func (g *Guard) checkInner() {
 	var links, blind []string
-	enter := func(dir string, top bool) {
-		l, b := g.enter(dir, top)
+	enter := func(dir string, role gitseal.Role) {
+		l, b := g.enter(dir, role)
 		links, blind = append(links, l...), append(blind, b...)
 	}
 	hidden := 0
-	for path := range g.inner.fresh {
+	for path, role := range g.inner.fresh {
 		st, err := g.place.stat(path)
 		switch {
 		case errors.Is(err, unix.EACCES): // a folder above was made one that nobody may enter
@@ -114,19 +116,17 @@ func (g *Guard) checkInner() {
 		case err != nil:
 		case st.Mode&unix.S_IFMT == unix.S_IFDIR:
 			delete(g.inner.dirs, path) // another one, perhaps
-			enter(path, false)
+			enter(path, role)
 		case st.Mode&unix.S_IFMT == unix.S_IFLNK && !g.inner.links[path]:
 			links = append(links, path)
 		}
 	}
 	if g.inner.all {
-		for dir, top := range maps.Clone(g.inner.dirs) {
-			if top {
-				enter(dir, true)
-			}
+		for dir, role := range g.inner.tops {
+			enter(dir, role)
 		}
 	}
-	g.inner.fresh, g.inner.all = map[string]bool{}, false
+	g.inner.fresh, g.inner.all = map[string]gitseal.Role{}, false
 	g.unlink(links)
 	switch {
 	case len(g.boxes) == 0:

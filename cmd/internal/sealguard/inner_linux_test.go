@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"agentconnect.md/sandbox/sandbox"
+	"agentconnect.md/sandbox/sandbox/gitseal"
 )
 
 // git finds a name in a folder that cannot be listed, and in one that could not be entered a
@@ -53,7 +54,7 @@ func TestLinksInFoldersWithoutPermissionsAreTakenAway(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(g.Close)
-			if err := g.Inside(map[string]bool{git: true}, map[string]bool{}); err != nil {
+			if err := g.Inside(map[string]gitseal.Role{git: gitseal.GitDir}, map[string]bool{}); err != nil {
 				t.Fatal(err)
 			}
 			link := filepath.Join(git, c.link)
