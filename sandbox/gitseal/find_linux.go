@@ -621,18 +621,10 @@ func (f *finder) effective() {
 			} else {
 				f.miss(cache)
 			}
-			// With this extension the file is configuration as soon as it is there.
-			if f.extended(filepath.Join(common, "config")) {
-				f.miss(filepath.Join(t.git, "config.worktree"))
-			}
+			// With an extension it is configuration, and `git sparse-checkout` on the host turns that on.
+			f.miss(filepath.Join(t.git, "config.worktree"))
 		}
 	}
-}
-
-func (f *finder) extended(config string) bool {
-	return slices.ContainsFunc(f.config(config), func(e Entry) bool {
-		return e.Key() == "extensions.worktreeconfig" && !strings.EqualFold(e.Value, "false")
-	})
 }
 
 // config reads a configuration file, once.

@@ -4,6 +4,7 @@ package gitseal
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -66,6 +67,15 @@ func (e Entry) Executable() bool {
 		return e.Name == "path" && strings.HasPrefix(e.Subsection, "customtransfer.") || executable[key]
 	}
 	return executable[key] || leading[key]
+}
+
+// sparse are the variables of the file that `git sparse-checkout` makes.
+var sparse = keySet(`core.sparsecheckout core.sparsecheckoutcone index.sparse`)
+
+// OnlySparse reports whether a configuration says which files are checked out, and nothing else.
+func OnlySparse(text string) bool {
+	entries, err := ParseConfig(text)
+	return err == nil && len(entries) > 0 && !slices.ContainsFunc(entries, func(e Entry) bool { return !sparse[e.Key()] })
 }
 
 func isBool(v string) bool {

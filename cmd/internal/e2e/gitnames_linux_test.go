@@ -133,6 +133,36 @@ func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
 	}
 }
 
+// `git sparse-checkout` on the host has git read a file that it did not read before, and makes it.
+func TestConfigurationOfAWorktreeIsTheHostsAlsoWhereItWasNotReadBefore(t *testing.T) {
+	s := newSite(t)
+	ws, mark := s.project("repo"), s.path("mark")
+	s.write("repo/sub/file", "x\n")
+	s.in(ws, "git add sub && git commit -q -m sub")
+	plant := `printf '[core]\n\tfsmonitor = "touch ` + mark + `; false"\n' > .git/config.worktree`
+	const host = "git sparse-checkout set sub && git status --porcelain >/dev/null 2>&1 && git config core.sparseCheckout && ls"
+	if s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !exists(mark) {
+		t.Fatal("outside it runs nothing, so it proves nothing")
+	}
+	s.in(ws, "rm "+mark)
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.gitin("alice", plant)
+	config := filepath.Join(ws, ".git/config.worktree")
+	s.untilAudited("alice", "new-control-file", config)
+	// What the host makes there stays, and is sealed.
+	if got := s.in(ws, host); got != "true\nfile\nsub\n" {
+		t.Errorf("outside: %q", got)
+	}
+	s.untilAudited("alice", "seal-restored", config)
+	if exists(mark) {
+		t.Error("git on the host ran it")
+	}
+	s.sealed("alice", ws, ".git/config.worktree")
+	s.untilState("alice", "running")
+}
+
 // What git remembers of conflicts: with a folder for it and a list of files, git commit copies
 // what the list names, a key of the home for instance, to where the agent reads it.
 func TestGitOnTheHostCopiesNothingOfTheHostsIntoARepository(t *testing.T) {

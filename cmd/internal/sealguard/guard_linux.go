@@ -484,16 +484,21 @@ func (g *Guard) check() {
 				return
 			}
 		}
-		var obeyed []string
+		var undone, obeyed []string
 		for _, p := range came {
+			if s := g.adopt(p); s != nil {
+				lost = append(lost, s)
+				continue
+			}
+			undone = append(undone, p)
 			// Claude Code's own sandbox makes folders to mount on, for each session.
 			if !g.place.removeEmpty(p) {
 				g.setAside(p)
 				obeyed = append(obeyed, p)
 			}
 		}
-		if len(came) > 0 {
-			g.persists(came, obeyed)
+		if len(undone) > 0 {
+			g.persists(undone, obeyed)
 		}
 		g.settle(lost)
 		g.lease()
@@ -813,6 +818,43 @@ func (g *Guard) attachIn(b *box, s *seal) error {
 		return err
 	}
 	return nil
+}
+
+// adopt seals a file that came where `git sparse-checkout` makes one, if it says no more than that
+// does: it may be the host's.
+func (g *Guard) adopt(path string) *seal {
+	if filepath.Base(path) != "config.worktree" {
+		return nil
+	}
+	text, err := g.place.read(path, maxFile)
+	if err != nil || !gitseal.OnlySparse(text) || g.fresh(path, text) != nil {
+		return nil
+	}
+	for b := range g.boxes {
+		if b.beside(path); b.targets[path] == "" {
+			return nil
+		}
+	}
+	s := &seal{path: path, fd: -1, copied: true, content: text}
+	g.seals[path] = s
+	delete(g.absent, path)
+	if err := g.attach(s, "made on the host, to check out some of the files; it is sealed"); err != nil {
+		g.forget(s)
+		g.absent[path] = true
+		return nil
+	}
+	return s
+}
+
+// beside finds out where the sandbox sees a path, by what is sealed in the same folder.
+func (b *box) beside(path string) {
+	for p, target := range b.targets {
+		if filepath.Dir(p) == filepath.Dir(path) && filepath.Base(p) == filepath.Base(target) {
+			b.targets[path] = filepath.Join(filepath.Dir(target), filepath.Base(path))
+			b.knows[path] = true
+			return
+		}
+	}
 }
 
 // setAside moves what must not be there to a name that git does not obey.
