@@ -599,6 +599,10 @@ func (f *finder) effective() {
 	if f.o.Home != "" {
 		for _, p := range []string{"/etc/gitconfig", filepath.Join(f.o.Home, ".config/git/config"), filepath.Join(f.o.Home, ".gitconfig")} {
 			global = append(global, file{p, filepath.Dir(p)})
+			// Kept in a folder of the agent's (of dotfiles, perhaps), with a link from the home.
+			f.named(named{path: p, config: true, must: true}, "the user's git configuration")
+			left := maxNamed
+			f.follow(p, top{}, 0, &left)
 		}
 	}
 	for common, tops := range f.tops {
@@ -658,7 +662,13 @@ func (f *finder) follow(config string, t top, depth int, left *int) {
 		if e.Key() == "rerere.enabled" && (e.Bare || !strings.EqualFold(e.Value, "false")) {
 			f.rerere = true
 		}
-		for _, n := range e.names(filepath.Dir(config), run, f.o.Home) {
+		base := filepath.Dir(config)
+		if e.Section == "include" || e.Section == "includeif" {
+			if real, _, err := resolve(base); err == nil {
+				base = real // where ".." leads from
+			}
+		}
+		for _, n := range e.names(base, run, f.o.Home) {
 			if *left--; *left <= 0 {
 				return
 			}

@@ -201,6 +201,13 @@ git config --add include.path not-there`)
 	says(t, p.find(Limits{}), "cannot be sealed")
 }
 
+// What every git of the user's reads may lie in a folder of dotfiles, whether that is a repository or not.
+func TestTheUsersOwnConfigurationIsSealedWhereItLiesInARoot(t *testing.T) {
+	p := newPlace(t)
+	p.sh("mkdir -p ws/git home/.config && ln -s ../ws/gitconfig home/.gitconfig && ln -s ../../ws/git home/.config/git && printf '[include]\n\tpath = more\n' > ws/gitconfig && : > ws/git/config && : > ws/more && : > home/more && printf '[include]\n\tpath = ../more\n' > ws/git/config")
+	p.want(p.find(Limits{}), "ws/git/config", "ws/gitconfig", "ws/more")
+}
+
 func TestTrustedFoldersAtTheTopOfProjects(t *testing.T) {
 	p := newPlace(t)
 	p.sh("mkdir -p ws/.claude ws/.vscode ws/n/.idea ws/n/deep/.vscode ws/plain/.vscode && git init -q ws/n && : > ws/.codex")
