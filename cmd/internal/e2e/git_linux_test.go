@@ -368,6 +368,38 @@ func TestWhatTheHostConfiguresWhileAnAgentRunsStays(t *testing.T) {
 	}
 }
 
+// In a repository that the host moves the agent goes on writing, and new names there are watched
+// nowhere.
+func TestAnAgentWhoseRepositoryTheHostMovesEndsAndStartsWithItSealed(t *testing.T) {
+	for name, c := range map[string]struct{ move, sealed string }{
+		"in the workspace":  {"mv nested moved", "moved/.git/config"},
+		"out of it":         {"mv nested ../moved", ".git/config"},
+		"the whole of it":   {"mkdir ../new && mv .git file ../new/", "nested/.git/config"},
+		"the git directory": {"mv .git old", "old/config"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			ws := s.project("repo")
+			s.project("repo/nested")
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.ok("agent", "start", "alice")
+			pid := s.agent("alice").PID
+			s.in(ws, c.move)
+			s.until("the agent is stopped", func() bool {
+				for _, r := range s.audited("alice") {
+					if r.Event == "stopped" {
+						return true
+					}
+				}
+				return false
+			})
+			s.until("it runs anew", func() bool { a := s.agent("alice"); return a.State == "running" && a.PID != pid })
+			s.sealed("alice", ws, c.sealed)
+		})
+	}
+}
+
 // rounds is how often a race is run: fewer times in CI.
 func rounds(many, few int) int {
 	if os.Getenv("AGENTCONNECT_TEST_RACES") != "" {

@@ -606,8 +606,14 @@ func (g *Guard) restore(s *seal) error {
 	}
 	was, rerr := pathfd.Real(s.fd)
 	var st unix.Stat_t
-	if rerr == nil && unix.Fstat(s.fd, &st) == nil && st.Nlink > 0 && !strings.HasSuffix(was, " (deleted)") && was != s.path && g.o.Nesting {
-		return g.moveBack(s, was)
+	if rerr == nil && unix.Fstat(s.fd, &st) == nil && st.Nlink > 0 && !strings.HasSuffix(was, " (deleted)") && was != s.path {
+		switch {
+		case g.o.Nesting:
+			return g.moveBack(s, was)
+		case s.pin:
+			// The agent is in it still, and what it makes there nobody would see.
+			return fmt.Errorf("the host moved it to %s; what lies there is sealed at the next start", was)
+		}
 	}
 	if _, perr := g.place.stat(filepath.Dir(s.path)); err != nil && errors.Is(perr, os.ErrNotExist) {
 		g.forget(s) // it went with its folder, which the host moved or removed
