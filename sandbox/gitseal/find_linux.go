@@ -1,6 +1,7 @@
 package gitseal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -81,14 +82,22 @@ func Find(o Options) *Found {
 	for _, p := range w.shut {
 		f.shut(p)
 	}
-	// The shallow ones first: they are what a person works in, should there be too many.
 	f.plain = w.plain
+	for _, r := range o.Roots {
+		// Which a walk that was cut short may have missed.
+		f.dotgit(filepath.Join(r, ".git"))
+		if real(r) {
+			f.gitDir(r, "")
+		}
+	}
+	f.submodules()
 	paths := slices.Concat(w.dotgit, w.gitdirs)
-	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
+	sortByAge(paths, limits.Repositories)
 	beyond, away := 0, 0
 	var farthest, thrown string // an example of each
 	for _, p := range paths {
 		switch {
+		case f.done[p] || f.seals[p].Path != "":
 		case f.throwaway(p):
 			away, thrown = away+1, p
 			f.found.Repositories = append(f.found.Repositories, Repository{Dir: p, Common: p})
@@ -101,6 +110,7 @@ func Find(o Options) *Found {
 			f.gitDir(p, "")
 		}
 	}
+	f.submodules()
 	if beyond > 0 {
 		f.note("%d git repositories beyond the first %d are not sealed, such as %s; what the agent plants there is said by `agentconnect audit`", beyond, limits.Repositories, farthest)
 	}
@@ -113,6 +123,55 @@ func Find(o Options) *Found {
 	f.effective()
 	f.trusted()
 	return f.result()
+}
+
+// sortByAge puts the shallow ones first: they are what a person works in. Should there be too many,
+// it puts the old ones first: an agent can fill the number, but not before the repositories were
+// there that it found.
+func sortByAge(paths []string, most int) {
+	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
+	if len(paths) <= most {
+		return
+	}
+	born := map[string]int64{}
+	for _, p := range paths {
+		var st unix.Statx_t
+		if unix.Statx(unix.AT_FDCWD, p, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BTIME, &st) == nil && st.Mask&unix.STATX_BTIME != 0 {
+			born[p] = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
+		}
+	}
+	slices.SortStableFunc(paths, func(a, b string) int { return cmp.Compare(born[a], born[b]) })
+}
+
+// submodules adds those that a configuration names and that the walk did not come to, or that were
+// too many: an agent may have filled the folders until it ended.
+func (f *finder) submodules() {
+	for i := 0; i < len(f.found.Repositories); i++ {
+		r := f.found.Repositories[i]
+		if !r.Sealed || r.Dir != r.Common {
+			continue
+		}
+		modules := filepath.Join(r.Dir, "modules")
+		for _, e := range f.config(filepath.Join(r.Dir, "config")) {
+			dir := filepath.Join(modules, e.Subsection)
+			if e.Section != "submodule" || dir == modules || !inside(dir, modules) {
+				continue
+			}
+			if at, kind, err := resolve(dir); err != nil || kind != sandbox.KindDir || at != dir || !real(dir) {
+				continue
+			}
+			tree := ""
+			for _, e := range f.config(filepath.Join(dir, "config")) {
+				if e.Key() == "core.worktree" {
+					tree = joined(dir, e.Value)
+				}
+			}
+			if at := filepath.Join(tree, ".git"); tree != "" && f.seals[at].Path == "" {
+				f.dotgit(at)
+			}
+			f.gitDir(dir, tree)
+		}
+	}
 }
 
 func (f *finder) result() *Found {
@@ -449,6 +508,9 @@ func (f *finder) worktree(dir, tree string) string {
 		}
 		if tree == "" {
 			tree = filepath.Dir(at)
+		}
+		if filepath.Base(at) == ".git" && f.seals[at].Path == "" {
+			f.dotgit(at)
 		}
 	}
 	for _, name := range []string{"commondir", "gitdir"} {

@@ -238,6 +238,21 @@ func TestLookIsBoundedAndSaysWhatItLeftOut(t *testing.T) {
 	}
 }
 
+// What an agent can fill the folders with does not keep the look from what a person works in: the
+// repository at the top and its submodules, and those that were there before it.
+func TestFullFoldersHideNoRepositoryThatWasThereBefore(t *testing.T) {
+	p := newPlace(t)
+	p.sh("git init -q lib && cd lib && git commit -q --allow-empty -m x && cd .. && git init -q ws && cd ws && git submodule --quiet add ../lib sub && git commit -q --allow-empty -m x && git worktree add -q w && git init -q deep/er")
+	p.sh("cd ws && for i in $(seq 50); do mkdir f$i; done")
+	f := p.find(Limits{Entries: 20})
+	says(t, f, "more than 20 names")
+	p.want(f, "ws/.git/config", "ws/.git/hooks", "ws/.git/modules/sub/config", "ws/.git/modules/sub/hooks", "ws/.git/worktrees/w/commondir", "ws/.git/worktrees/w/gitdir", "ws/sub/.git", "ws/w/.git")
+	p.sh("cd ws && for i in $(seq 5); do mkdir f$i/.git; done")
+	f = p.find(Limits{Repositories: 4})
+	says(t, f, "5 git repositories beyond the first 4")
+	p.want(f, "ws/.git/config", "ws/.git/hooks", "ws/.git/modules/sub/config", "ws/.git/modules/sub/hooks", "ws/.git/worktrees/w/commondir", "ws/.git/worktrees/w/gitdir", "ws/deep/er/.git/config", "ws/deep/er/.git/hooks", "ws/sub/.git", "ws/w/.git")
+}
+
 func TestOddNamesAndBrokenFiles(t *testing.T) {
 	p := newPlace(t)
 	for i, name := range []string{"with space", "new\nline", "\xff\xfe", "-dash", `quo"te'`, `back\slash`} {
