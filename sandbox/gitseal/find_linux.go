@@ -185,6 +185,11 @@ func (f *finder) result() *Found {
 	slices.Sort(f.found.Absent)
 	slices.Sort(f.found.Hooks)
 	f.found.Hooks = slices.Compact(f.found.Hooks)
+	for i := range f.found.Repositories {
+		if r := &f.found.Repositories[i]; r.Sealed {
+			r.SHA256 = slices.ContainsFunc(f.config(filepath.Join(r.Common, "config")), func(e Entry) bool { return e.Key() == "extensions.objectformat" && e.Value == "sha256" })
+		}
+	}
 	slices.SortFunc(f.found.Repositories, func(a, b Repository) int { return strings.Compare(a.Dir, b.Dir) })
 	return &f.found
 }

@@ -85,6 +85,8 @@ type Repository struct {
 	Top string
 	// Outside: Common lies in no root, and of it objects, refs and logs alone can be written.
 	Outside bool
+	// SHA256: its objects are named by SHA-256.
+	SHA256 bool
 	// Sealed is false where it lies in a folder that tools make and throw away, or beyond
 	// the limit: it is watched alone.
 	Sealed bool

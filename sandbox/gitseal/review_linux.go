@@ -116,7 +116,7 @@ func Remember(found *Found, roots []string) *State {
 			}
 		}
 		index := filepath.Join(r.Dir, "index")
-		s.files[index] = strconv.Itoa(hiddenChanges(index))
+		s.files[index] = strconv.Itoa(r.hiddenChanges(index))
 	}
 	for dir := range s.inner {
 		if common, is := strings.CutSuffix(filepath.Dir(dir), "/worktrees"); is && s.inner[common] == GitDir {
@@ -254,7 +254,7 @@ func (s *State) Review(o Options) []Finding {
 			add(true, "exec-lines", path, "it had exec lines, which `git rebase --continue` runs: moved aside as %s; put it back if they are yours", aside)
 		}
 		index := filepath.Join(r.Dir, "index")
-		if n := hiddenChanges(index); n > 0 && strconv.Itoa(n) != s.files[index] {
+		if n := r.hiddenChanges(index); n > 0 && strconv.Itoa(n) != s.files[index] {
 			add(true, "hidden-changes", index, "%d files are marked skip-worktree or assume-unchanged: git status does not show what changes in them", n)
 		}
 	}
@@ -345,10 +345,13 @@ func digest(path string) string {
 const maxIndex = 64 << 20
 
 // hiddenChanges counts the files that an index hides from git status.
-func hiddenChanges(path string) int {
+func (r Repository) hiddenChanges(path string) int {
 	text, ok := readWhole(path, maxIndex)
-	if !ok {
+	switch {
+	case !ok:
 		return 0
+	case r.SHA256:
+		return hiddenEntries([]byte(text), sha256.Size)
 	}
 	return hiddenEntries([]byte(text), sha1Size)
 }

@@ -143,10 +143,16 @@ func TestLinksThatWereThereBeforeTheAgentStay(t *testing.T) {
 
 func TestHiddenEntriesOfEveryVersionOfTheIndex(t *testing.T) {
 	for _, version := range []string{"2", "3", "4"} {
-		p := newPlace(t)
-		p.sh("git init -q ws && cd ws && git config index.version " + version + " && for i in 1 22 333 a/4444; do mkdir -p $(dirname $i); echo > $i; done && git add -A && git update-index --index-version " + version + " && git update-index --skip-worktree 22 && git update-index --assume-unchanged a/4444")
-		if n := hiddenChanges(p.path("ws/.git/index")); n != 2 {
-			t.Errorf("version %s: %d", version, n)
+		for _, format := range []string{"sha1", "sha256"} {
+			p := newPlace(t)
+			p.sh("git init -q --object-format=" + format + " ws && cd ws && git config index.version " + version + " && for i in 1 22 333 a/4444; do mkdir -p $(dirname $i); echo > $i; done && git add -A && git update-index --index-version " + version + " && git update-index --skip-worktree 22 && git update-index --assume-unchanged a/4444")
+			repositories := p.find(Limits{}).Repositories
+			if len(repositories) != 1 {
+				t.Fatalf("%+v", repositories)
+			}
+			if n := repositories[0].hiddenChanges(p.path("ws/.git/index")); n != 2 {
+				t.Errorf("version %s with %s: %d", version, format, n)
+			}
 		}
 	}
 }
