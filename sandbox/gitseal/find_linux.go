@@ -540,7 +540,9 @@ func (f *finder) commonDir(dir, tree string) {
 	f.sealConfig(filepath.Join(dir, "config.worktree"), why)
 	f.seal(filepath.Join(dir, "info/attributes"), why)
 	f.miss(filepath.Join(dir, "commondir"))
-	f.miss(filepath.Join(dir, "remotes")) // an address for a name that the configuration has not
+	for _, name := range []string{"remotes", Branches} { // an address for a name that the configuration has not
+		f.miss(filepath.Join(dir, name))
+	}
 	if dir == filepath.Join(tree, ".git") {
 		// With a .git that is none any more, which the agent can bring about, a HEAD beside it
 		// begins to make the tree itself one.

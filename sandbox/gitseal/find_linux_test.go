@@ -115,6 +115,9 @@ mkdir -p node_modules/x && git init -q node_modules/x`)
 	want := []string{"ws/HEAD", "ws/a/b/HEAD"}
 	for _, dir := range []string{"ws/.git", "ws/.git/modules/sub/mod", "ws/a/b/.git", "ws/bare.git"} {
 		want = append(want, dir+"/commondir", dir+"/config.worktree", dir+"/remotes", dir+"/rr-cache")
+		if _, err := os.Stat(p.path(dir + "/branches")); err != nil { // git made it once
+			want = append(want, dir+"/branches")
+		}
 	}
 	want = append(want, "ws/.git/worktrees/in/config.worktree", "ws/.git/worktrees/out/config.worktree")
 	slices.Sort(want)

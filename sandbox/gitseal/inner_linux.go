@@ -25,6 +25,10 @@ const (
 	maxInnerDepth = 64
 )
 
+// Branches is the folder of a git directory in which a file NAME is the address of the remote NAME
+// that the configuration has not: origin, for a git that is told none.
+const Branches = "branches"
+
 // written are those of a git directory in which git itself writes: looked at first, and to the end.
 var written = []string{"logs", "info", "rebase-merge", "rebase-apply", "sequencer", "rr-cache", "NOTES_MERGE_WORKTREE", "objects", "worktrees"}
 

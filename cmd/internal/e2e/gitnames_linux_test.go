@@ -133,6 +133,37 @@ func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
 	}
 }
 
+// With no remote of that name in its configuration git takes the address from a file, and pushes to
+// a repository of the agent's, whose hooks run.
+func TestARemoteThatTheAgentNamesIsSetAside(t *testing.T) {
+	for _, before := range []string{"rm -rf .git/branches", "mkdir -p .git/branches"} {
+		t.Run(before, func(t *testing.T) {
+			s := newSite(t)
+			ws, mark := s.project("repo"), s.path("mark")
+			s.in(ws, before)
+			plant := `git init -q --bare evil.git && printf '#!/bin/sh\n: > ` + mark + `\n' > evil.git/hooks/pre-receive && chmod +x evil.git/hooks/pre-receive && mkdir -p .git/new && echo evil.git > .git/new/origin && if [ -e .git/branches ]; then mv .git/new/origin .git/branches/; else mv .git/new .git/branches; fi`
+			const host = "git -c push.autoSetupRemote=true push -q 2>&1 || :"
+			if s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !exists(mark) {
+				t.Fatal("outside it runs nothing, so it proves nothing")
+			}
+			s.in(ws, "rm "+mark)
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.ok("agent", "start", "alice")
+			s.gitin("alice", plant)
+			file := filepath.Join(ws, ".git/branches")
+			if before[0] == 'm' {
+				file += "/origin"
+			}
+			s.untilAudited("alice", "new-control-file", file)
+			if got := s.in(ws, host); exists(mark) {
+				t.Errorf("git on the host pushed there: %s", got)
+			}
+			s.untilState("alice", "running")
+		})
+	}
+}
+
 // `git sparse-checkout` on the host has git read a file that it did not read before, and makes it.
 func TestConfigurationOfAWorktreeIsTheHostsAlsoWhereItWasNotReadBefore(t *testing.T) {
 	s := newSite(t)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +102,7 @@ func (i *inner) came(dir, name string, mask uint32) {
 
 // checkInner looks at the names that came. The lock is held.
 func (g *Guard) checkInner() {
-	var links, blind []string
+	var links, blind, remotes []string
 	enter := func(dir string, role gitseal.Role) {
 		l, b := g.enter(dir, role)
 		links, blind = append(links, l...), append(blind, b...)
@@ -119,6 +120,8 @@ func (g *Guard) checkInner() {
 			enter(path, role)
 		case st.Mode&unix.S_IFMT == unix.S_IFLNK && !g.inner.links[path]:
 			links = append(links, path)
+		case st.Mode&unix.S_IFMT == unix.S_IFREG && g.inner.remote(path):
+			remotes = append(remotes, path)
 		}
 	}
 	if g.inner.all {
@@ -128,6 +131,14 @@ func (g *Guard) checkInner() {
 	}
 	g.inner.fresh, g.inner.all = map[string]gitseal.Role{}, false
 	g.unlink(links)
+	if len(remotes) > 0 {
+		g.still(func() {
+			for _, path := range remotes {
+				g.setAside(path)
+			}
+		})
+		g.hostile("made "+remotes[0]+", which git on the host would obey", len(remotes))
+	}
 	switch {
 	case len(g.boxes) == 0:
 	case len(blind) > 0:
@@ -137,6 +148,12 @@ func (g *Guard) checkInner() {
 	case hidden > 0:
 		g.hostile("hid names where git on the host writes", hidden)
 	}
+}
+
+// remote reports whether git on the host would take an address from the file at path.
+func (i *inner) remote(path string) bool {
+	dir, name := filepath.Split(path)
+	return filepath.Base(dir) == gitseal.Branches && i.dirs[filepath.Dir(filepath.Clean(dir))] == gitseal.GitDir && !strings.Contains(name, ".set-aside-")
 }
 
 // unlink takes links away.
