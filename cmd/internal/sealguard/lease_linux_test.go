@@ -3,10 +3,13 @@ package sealguard
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"agentconnect.md/sandbox/sandbox"
 )
 
 func TestLeaseOfAnotherProcessIsSeen(t *testing.T) {
@@ -36,5 +39,38 @@ func TestLeaseOfAnotherProcessIsSeen(t *testing.T) {
 	other := strings.ReplaceAll(string(locks), fmt.Sprintf(":%d ", id.ino), fmt.Sprintf(":%d ", id.ino+1))
 	if parseLeases(strings.NewReader(other), -1)[id] {
 		t.Error("a lease on another file is taken for one on this")
+	}
+}
+
+// An agent that can move what is sealed (with nesting on) could put a file of its own there, make an
+// empty lock beside it as git does, and be halted while somebody waits for the old one.
+func TestAFileThatWasReplacedBeforeTheHaltIsNotTheHosts(t *testing.T) {
+	for _, replaced := range []bool{false, true} {
+		dir := t.TempDir()
+		config := filepath.Join(dir, "config")
+		do(t, os.WriteFile(config, nil, 0o600))
+		g, err := New(Options{Roots: []string{dir}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(g.Close)
+		g.Expect(&sandbox.Plan{Mounts: []sandbox.Mount{
+			{Op: sandbox.OpBind, Kind: sandbox.KindDir, Source: dir, Target: dir},
+			{Op: sandbox.OpCover, Kind: sandbox.KindFile, Target: config, Sealed: true},
+		}}, nil)
+		g.mu.Lock()
+		do(t, os.WriteFile(config+".lock", nil, 0o600))
+		if replaced {
+			do(t, os.WriteFile(filepath.Join(dir, "evil"), nil, 0o600), os.Rename(filepath.Join(dir, "evil"), config))
+		}
+		s := g.seals[config]
+		if s == nil {
+			t.Fatal("it is not sealed")
+		}
+		g.admit([]*seal{s})
+		if s.trusted == replaced {
+			t.Errorf("replaced %v, trusted %v", replaced, s.trusted)
+		}
+		g.mu.Unlock()
 	}
 }
