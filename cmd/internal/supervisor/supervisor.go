@@ -353,6 +353,18 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	}
 	<-process.Done()
 	process.sweep()
+	// Its last frames may still lie in the pipe: the broker passes them on before the
+	// open requests get their answer. Without a boundary something else may hold the pipe.
+	patience := time.NewTimer(lastFrames)
+	select {
+	case broke := <-brokerEnd:
+		// Nobody reads from it then, of which it dies, and its end may be seen first.
+		if errors.Is(broke, acp.ErrFrameTooLarge) {
+			reason = broke
+		}
+	case <-patience.C:
+	}
+	patience.Stop()
 	end := process.End()
 	text := "the runtime ended: " + process.why()
 	if why := stoppedFor(&s.ended); why != nil {
@@ -362,14 +374,6 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	} else if reason != nil && !errors.Is(reason, io.EOF) {
 		text = "the runtime was ended: " + reason.Error()
 	}
-	// Its last frames may still lie in the pipe: the broker passes them on before the
-	// open requests get their answer. Without a boundary something else may hold the pipe.
-	patience := time.NewTimer(lastFrames)
-	select {
-	case _ = <-brokerEnd: // why it ended is known
-	case <-patience.C:
-	}
-	patience.Stop()
 	// Who hears of the end comes back for the next start, and must not meet this one.
 	server.refuse()
 	broker.Fail(text + "; the session can be loaded again")
