@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # All tests, as `make test` runs them, with one report at the end:
 #
-#	first those on real systemd, each part in a machine of its own, as root or with sudo, those of
-#	the limits beside the others;
+#	first those on real systemd, each part in a machine of its own, as root or with sudo;
 #	then all others, as an ordinary user (enter.sh).
 #
 # With PKG or RUN set: those alone, and no machine. SUITES names the Debian releases for the
@@ -22,30 +21,19 @@ say() { printf '%s\n' "test: $*" >&2; }
 [ -z "${PKG:-}${RUN:-}" ] || exec "$here/enter.sh" test "${make[@]}"
 
 events=$(mktemp -d /tmp/agentconnect-test-events.XXXXXX)
-running=() # what ends with us
-stop() {
+script=
+cleanup() {
 	trap - EXIT INT TERM HUP
-	[ ${#running[@]} -eq 0 ] || kill -TERM "${running[@]}" 2>/dev/null || true
-	wait || true
+	if [ -n "$script" ]; then
+		kill -TERM "$script" 2>/dev/null || true
+		wait "$script" || true
+	fi
+	rm -rf "$events"
 }
-traps() {
-	trap 'exit 130' INT
-	trap 'exit 143' TERM HUP
-}
-trap 'stop; rm -rf "$events"' EXIT
-traps
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 chmod 0755 "$events"
-
-# lane COMMAND…: a function beside whatever comes next, until `wait`.
-lane() {
-	(
-		running=()
-		trap stop EXIT
-		traps
-		"$@"
-	) &
-	running+=($!)
-}
 
 # machine NAME SCRIPT [OPTION]…: one script of systemd/, its events in NAME.json. A script that
 # ended before its tests did shows up in the report as a package without an end.
@@ -53,10 +41,10 @@ machine() {
 	local file=$events/$1.json
 	# In the background: bash runs no trap while it waits for a command in the foreground.
 	AGAIN=1 "$here/systemd/$2" -j "$file" "${@:3}" </dev/null &
-	running=($!)
+	script=$!
 	local code=0
-	wait "${running[0]}" || code=$?
-	running=()
+	wait "$script" || code=$?
+	script=
 	[ "$code" -ne 0 ] || return 0
 	# A machine that did not come up, or went down, or failed in many ways, runs again, and that
 	# it did is said. A few tests that failed have been tried again by then.
@@ -79,26 +67,13 @@ missing=''
 [ -n "$missing" ] || command -v apt-get >/dev/null || missing="apt-get, which installs what makes the machines"
 if [ -z "$missing" ]; then
 	export PATH="$PATH:/usr/local/go/bin"
-	# The first installs what machines need, and makes the root that the next two share.
-	machine systemd-bookworm test.sh -s bookworm
-	# A machine with real limits is one process that computes; the others mostly wait.
-	limits() {
-		local suite
-		for suite in ${SUITES:-bookworm}; do
-			machine "limits-$suite" limits-test.sh -s "$suite"
-		done
-	}
-	others() {
-		local suite
-		machine systemd-trixie test.sh -s trixie
-		for suite in ${SUITES:-bookworm}; do
-			machine "product-$suite" product.sh -s "$suite"
-		done
-	}
-	lane limits
-	lane others
-	wait
-	running=()
+	for suite in bookworm trixie; do
+		machine "systemd-$suite" test.sh -s "$suite"
+	done
+	for suite in ${SUITES:-bookworm}; do
+		machine "product-$suite" product.sh -s "$suite"
+		machine "limits-$suite" limits-test.sh -s "$suite" -t 900
+	done
 else
 	say "the tests on real systemd are left out: missing: $missing"
 	printf '%s\n' "the tests on real systemd (make test-systemd test-product test-chaos test-limits): missing: $missing" >"$events/left-out"
