@@ -467,11 +467,12 @@ func TestCheckInside(t *testing.T) {
 
 func TestCheckOutsideFindsEverything(t *testing.T) {
 	w := newWorld(t)
+	missing := filepath.Join(t.TempDir(), "missing")
 	req := selftest.CheckRequest{
 		Unreachable:    []string{w.targets.HomeCanary, w.root},
 		ConnectRefused: []string{w.targets.Sockets["bus"]},
-		Writable:       []string{"/usr", "/nonexistent"},
-		Readable:       []string{"/nonexistent", "/proc/1/environ"},
+		Writable:       []string{"/usr", missing},
+		Readable:       []string{missing, "/proc/1/environ"},
 	}
 	var rep selftest.CheckReport
 	if err := output(t, guest(t, "check"), req, &rep); err != nil {
