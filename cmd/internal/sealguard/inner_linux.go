@@ -30,6 +30,10 @@ const (
 	maxMade = 8192
 )
 
+// looks is how often a folder is looked at that cannot be watched: another agent may have it renamed
+// just then.
+const looks = 16
+
 // inner are the folders of git directories in which links are looked for.
 type inner struct {
 	tops  map[string]gitseal.Role // those that were told
@@ -53,7 +57,12 @@ func (g *Guard) Inside(folders map[string]gitseal.Role, links map[string]bool) e
 	g.inner.tops, g.inner.links = folders, links
 	var found []string
 	for dir, role := range folders {
-		links, blind := g.enter(dir, role)
+		var links, blind []string
+		for range looks {
+			if links, blind = g.enter(dir, role); len(blind) == 0 {
+				break
+			}
+		}
 		if len(blind) > 0 {
 			g.inner.links = nil // the next start asks again
 			return fmt.Errorf("%s: git on the host writes there, and it cannot be watched for links: too many or too deep folders, or not to be listed", blind[0])
