@@ -124,6 +124,18 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
+// withClientFiles has a client that serves files of the workspace ws, and its session s.
+func withClientFiles(t *testing.T, roots Roots, ws string) (*rig, *end) {
+	t.Helper()
+	r := newRig(t, func(o *Options) { o.Paths, o.ClientFiles = roots, "workspace" })
+	a := r.ready("a")
+	a.call("1", "session/new", string(quote([]byte(`{"cwd":`), ws))+"}")
+	m := r.rt.want("session/new")
+	r.rt.result(string(m.ID), `{"sessionId":"s"}`)
+	a.recv()
+	return r, a
+}
+
 // A name that is not UTF-8 reaches the client as another one, and the agent chooses where that leads.
 func TestAFileWhoseNameNoClientCanBeToldIsRefused(t *testing.T) {
 	base, roots := place(t)
@@ -139,12 +151,7 @@ func TestAFileWhoseNameNoClientCanBeToldIsRefused(t *testing.T) {
 	if err := os.WriteFile(ws+"/a\xff/old", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := newRig(t, func(o *Options) { o.Paths, o.ClientFiles = roots, "workspace" })
-	a := r.ready("a")
-	a.call("1", "session/new", string(quote([]byte(`{"cwd":`), ws))+"}")
-	m := r.rt.want("session/new")
-	r.rt.result(string(m.ID), `{"sessionId":"s"}`)
-	a.recv()
+	r, a := withClientFiles(t, roots, ws)
 	for _, c := range []struct{ method, path string }{
 		{"fs/write_text_file", ws + "/in/secret"}, {"fs/write_text_file", ws + "/in/old"}, {"fs/read_text_file", ws + "/in/old"},
 	} {
@@ -161,12 +168,7 @@ func TestAFileWhoseNameNoClientCanBeToldIsRefused(t *testing.T) {
 func TestRuntimeWritesOutsideThroughTheClient(t *testing.T) {
 	base, roots := place(t)
 	ws := base + "/agents/alice/workspace"
-	r := newRig(t, func(o *Options) { o.Paths, o.ClientFiles = roots, "workspace" })
-	a := r.ready("a")
-	a.call("1", "session/new", string(quote([]byte(`{"cwd":`), ws))+"}")
-	m := r.rt.want("session/new")
-	r.rt.result(string(m.ID), `{"sessionId":"s"}`)
-	a.recv()
+	r, a := withClientFiles(t, roots, ws)
 	for _, path := range []string{"/etc/x", ws + "/link-to-outside/x", ws + "/../x"} {
 		r.rt.call("1", "fs/write_text_file", `{"sessionId":"s","content":"","path":`+string(quote(nil, path))+`}`)
 		r.rt.wantError("1", CodeInvalidParams, "outside the agent's workspace")

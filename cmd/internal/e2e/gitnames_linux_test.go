@@ -133,6 +133,16 @@ func TestAnAgentThatGoesOnPlantingIsStopped(t *testing.T) {
 	}
 }
 
+// runsOutside is the control: in a copy of the project repo without a boundary, what an agent plants
+// has what the host does make the file mark.
+func (s *site) runsOutside(mark, plant, host string) {
+	s.t.Helper()
+	if s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !exists(mark) {
+		s.t.Fatal("outside it runs nothing, so it proves nothing")
+	}
+	s.in(s.base, "rm "+mark)
+}
+
 // With no remote of that name in its configuration git takes the address from a file, and pushes to
 // a repository of the agent's, whose hooks run.
 func TestARemoteThatTheAgentNamesIsSetAside(t *testing.T) {
@@ -143,10 +153,7 @@ func TestARemoteThatTheAgentNamesIsSetAside(t *testing.T) {
 			s.in(ws, before)
 			plant := `git init -q --bare evil.git && printf '#!/bin/sh\n: > ` + mark + `\n' > evil.git/hooks/pre-receive && chmod +x evil.git/hooks/pre-receive && mkdir -p .git/new && echo evil.git > .git/new/origin && if [ -e .git/branches ]; then mv .git/new/origin .git/branches/; else mv .git/new .git/branches; fi`
 			const host = "git -c push.autoSetupRemote=true push -q 2>&1 || :"
-			if s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !exists(mark) {
-				t.Fatal("outside it runs nothing, so it proves nothing")
-			}
-			s.in(ws, "rm "+mark)
+			s.runsOutside(mark, plant, host)
 			s.add("alice", "--workspace", ws)
 			s.start()
 			s.ok("agent", "start", "alice")
@@ -172,10 +179,7 @@ func TestConfigurationOfAWorktreeIsTheHostsAlsoWhereItWasNotReadBefore(t *testin
 	s.in(ws, "git add sub && git commit -q -m sub")
 	plant := `printf '[core]\n\tfsmonitor = "touch ` + mark + `; false"\n' > .git/config.worktree`
 	const host = "git sparse-checkout set sub && git status --porcelain >/dev/null 2>&1 && git config core.sparseCheckout && ls"
-	if s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !exists(mark) {
-		t.Fatal("outside it runs nothing, so it proves nothing")
-	}
-	s.in(ws, "rm "+mark)
+	s.runsOutside(mark, plant, host)
 	s.add("alice", "--workspace", ws)
 	s.start()
 	s.ok("agent", "start", "alice")

@@ -740,10 +740,7 @@ func TestASnapshotOfVisibilitiesIsOneWrite(t *testing.T) {
 	for i := range 1000 {
 		entries = append(entries, cp.Visibility{SessionID: fmt.Sprint("s", i), Visibility: "private", Rev: 1})
 	}
-	payload, err := json.Marshal(cp.VisibilitySnapshot{Entries: entries})
-	if err != nil {
-		t.Fatal(err)
-	}
+	payload := raw(t, cp.VisibilitySnapshot{Entries: entries})
 	before := st.db.Stats()
 	r, fe := st.answer(cp.Envelope{Type: "session/visibility/snapshot", Payload: payload}, nil)
 	after := st.db.Stats()
