@@ -29,11 +29,20 @@ func init() { runtime.LockOSThread() }
 
 func launch() *wire.LaunchError {
 	debug.SetGCPercent(-1) // we live for milliseconds
+	word := ""
+	if len(os.Args) > 1 {
+		word = os.Args[1]
+	}
+	if word == wire.AheadArg {
+		if err := await(wire.PlanThere); err != nil {
+			return &wire.LaunchError{Step: "wait for the plan", Err: err.Error()}
+		}
+	}
 	spec, err := readLaunch()
 	if err != nil {
 		return &wire.LaunchError{Step: "read the plan", Err: err.Error()}
 	}
-	if spec.Join && (len(os.Args) < 2 || os.Args[1] != joinedArg) {
+	if spec.Join && word != joinedArg {
 		return join(spec)
 	}
 	// Whatever whoever started us left open ends here: the runtime gets 0, 1 and 2.
@@ -199,14 +208,26 @@ func passGate(passed *netns.Passed) *wire.LaunchError {
 	for _, fd := range passed.FDs {
 		unix.Close(fd)
 	}
+	if await(wire.GateOpen) != nil {
+		return &wire.LaunchError{Step: "start gate", Err: "the supervisor did not open it"}
+	}
+	return nil
+}
+
+// await reads the supervisor's next word, which is to be this one.
+func await(want byte) error {
 	var word [1]byte
 	for {
 		n, err := unix.Read(wire.GateFD, word[:])
-		if err == unix.EINTR {
+		switch {
+		case err == unix.EINTR:
 			continue
-		}
-		if err != nil || n != 1 || word[0] != wire.GateOpen {
-			return &wire.LaunchError{Step: "start gate", Err: "the supervisor did not open it"}
+		case err != nil:
+			return err
+		case n != 1:
+			return errors.New("the supervisor is gone")
+		case word[0] != want:
+			return errors.New("another word than was expected")
 		}
 		return nil
 	}

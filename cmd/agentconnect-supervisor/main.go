@@ -6,8 +6,10 @@
 // agentconnect-supervisor holds one running agent and ends with it.
 //
 //	agentconnect-supervisor                    started by the daemon: the sealed spec is descriptor 3
-//	agentconnect-supervisor ID SPEC-SOCKET     started by the user's service manager: the spec comes from
-//	                                           the daemon, or from the service's file descriptor store
+//	agentconnect-supervisor ID SPEC-SOCKET [NETWORK]
+//	                                           started by the user's service manager: the spec comes from
+//	                                           the daemon, or from the service's file descriptor store; it is
+//	                                           expected to have a boundary and this network mode
 //	agentconnect-supervisor probe              for "agentconnect probe": tries the boundary, starts no agent
 //	agentconnect-supervisor install            for "agentconnect runtimes install": npm in a boundary of its own
 //	agentconnect-supervisor clone              for "agentconnect agent add --git": the agent's clone, in its boundary
@@ -36,6 +38,7 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/supervisor"
 	"agentconnect.md/sandbox/cmd/internal/version"
 	"agentconnect.md/sandbox/cmd/internal/wire"
+	"agentconnect.md/sandbox/sandbox"
 )
 
 // Descriptors that the daemon passes under direct supervision.
@@ -100,7 +103,12 @@ func run() int {
 	case 1:
 		ctx = lifeline(ctx)
 		spec, err = supervisor.ReadSpec(os.NewFile(specFD, "spec"))
-	case 3:
+	case 3, 4:
+		if len(os.Args) == 4 {
+			// Without one the runtime's start makes another, or says why there is none.
+			opts.Ahead, _ = supervisor.Begin(sandbox.NetworkMode(os.Args[3]))
+			defer opts.Ahead.Drop()
+		}
 		manager = dial(ctx)
 		spec, err = managedSpec(ctx, log, os.Args[1], os.Args[2])
 		opts.Keep = keepSpec
@@ -124,7 +132,7 @@ func run() int {
 		return fail(exitBadSpec, fmt.Errorf("sealed spec: %w; agentconnect-supervisor is started by the daemon or by systemd, not by hand", err))
 	}
 	// Not of a single command's, which the daemon started itself.
-	if opts.Placer != nil && len(os.Args) == 3 {
+	if opts.Placer != nil && len(os.Args) > 1 {
 		defer rememberStop(ctx, log, spec, os.Args[2])()
 	}
 	if err := probed(spec); err != nil {
@@ -169,6 +177,8 @@ var errNoDaemon = errors.New("no daemon answers")
 // service kept over the restart serves. With neither nothing starts.
 func managedSpec(ctx context.Context, log *slog.Logger, id, socket string) (*wire.Spec, error) {
 	stored := supervisor.StoredSpec(os.Environ())
+	// Package json gets to know the type while the daemon makes the spec.
+	go func() { _ = json.Unmarshal([]byte("{}"), new(wire.Spec)) }()
 	f, err := supervisor.AskSpec(ctx, socket, id)
 	var refused *supervisor.SpecError
 	switch {
@@ -245,14 +255,21 @@ const startMemory = 64 << 20
 // collections.
 var keeper = rest.Keeper{Percent: 40}
 
-// ready: a start is over.
-var ready atomic.Bool
+// startTime is for how long after that garbage waits for the runtime's start.
+const startTime = time.Second
+
+// started: the runtime was. ready: its start is over.
+var started, ready atomic.Bool
 
 // notify tells the service manager, or the daemon in its place; without one nobody.
 func notify(state string) {
 	_, _ = daemon.SdNotify(false, state)
-	if strings.HasPrefix(state, "READY=1") {
-		ready.Store(true)
+	if strings.HasPrefix(state, "READY=1") && started.CompareAndSwap(false, true) {
+		// The runtime starts now, and a collection would take a processor from it.
+		time.AfterFunc(startTime, func() {
+			ready.Store(true)
+			keeper.Stir()
+		})
 	}
 	if ready.Load() {
 		keeper.Stir()

@@ -84,6 +84,7 @@ func (b *box) start(argv ...string) *Start {
 	return &Start{
 		Launcher: filepath.Join(b.bin, "agentconnect-launch"), Bwrap: b.bwrap, Argv: argv,
 		Compile: func() (*sandbox.Plan, error) { return sandbox.Compile(b.policy, hostfacts.Host{}) },
+		Expect:  &Expect{Network: b.policy.Network, DieWithParent: b.policy.DieWithParent},
 		Env:     []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + b.home, "LANG=C.UTF-8"}, Dir: b.policy.Workspace,
 	}
 }

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"agentconnect.md/sandbox/cmd/internal/vfork"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -21,7 +21,7 @@ import (
 type Dialer struct {
 	mu      sync.Mutex
 	gate    *os.File
-	process *os.Process
+	process *vfork.Process
 	once    sync.Once
 }
 
@@ -41,18 +41,24 @@ func NewDialer(ctx context.Context, launcher string, in *Inside) (*Dialer, error
 		return nil, err
 	}
 	defer theirs.Close()
-	cmd := &exec.Cmd{
-		Path: launcher, Args: []string{"agentconnect-launch"}, Env: []string{}, Dir: "/",
-		ExtraFiles:  []*os.File{sealed, theirs, nil, nil, in.User, in.Net},
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		gate.Close()
+		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	defer null.Close()
+	start := vfork.Start{
+		Path: launcher, Args: []string{"agentconnect-launch"}, Env: []string{},
+		Files: []*os.File{null, null, null, sealed, theirs, nil, nil, in.User, in.Net},
+	}
+	child, err := start.Run()
+	if err != nil {
 		gate.Close()
 		return nil, err
 	}
 	theirs.Close()
 	stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
-	process, err := joined(cmd.Process, gate, false)
+	process, err := joined(child, gate, false)
 	if stop(); err != nil {
 		gate.Close()
 		return nil, err

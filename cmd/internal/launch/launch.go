@@ -20,7 +20,12 @@ type Start struct {
 	// Compile makes the plan; it is called again when the host's tree changed while the
 	// view was built. Nil starts the program without a boundary.
 	Compile func() (*sandbox.Plan, error)
-	Bwrap   string
+	// Expect is what the plan will be like, where that is known: then the launcher starts while the
+	// plan is made. A plan that is otherwise is carried out, too, by another launcher.
+	Expect *Expect
+	// Ahead is a launcher that was begun for this start, which Run takes over; nil begins one.
+	Ahead *Ahead
+	Bwrap string
 	// BwrapIs is what is known of it; where the file is another one, it is asked anew.
 	BwrapIs wire.BwrapIs
 	Argv    []string
@@ -48,10 +53,18 @@ type Start struct {
 	// function that it returns is called: for a start that others keep from success.
 	Calm func() (resume func())
 	// Place runs between the fork and the opened gate, with the launcher's pid: here the
-	// process is put where its limits are, while the launcher builds the view. An error ends
-	// the start, after the launcher's own if it has one; nothing has run. Its context ends when
-	// the launcher fails. Nil places nothing.
+	// process is put where its limits are, while the plan is made and the launcher builds the
+	// view. An error ends the start, after theirs if they have one; nothing has run. Its context
+	// ends when they fail. Nil places nothing.
 	Place func(ctx context.Context, pid int) error
+	// Behind runs behind the closed gate, when the plan is made and the launcher builds the view.
+	Behind func()
+}
+
+// Expect is what a launcher's own namespaces and rights depend on.
+type Expect struct {
+	Network       sandbox.NetworkMode
+	DieWithParent bool
 }
 
 // Inside are the namespaces of a sandbox, by which others are let in.
@@ -84,6 +97,7 @@ func (e *UnavailableError) Unwrap() error { return e.Err }
 // step failed; then nothing of the program has run and nothing is left.
 func (s *Start) Run(ctx context.Context) (*Process, error) {
 	var last error
+	defer s.Ahead.Drop() // if it never came to it
 	for n := range attempts {
 		if err := ctx.Err(); err != nil {
 			return nil, errors.Join(err, last)

@@ -2,7 +2,6 @@ package launch
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,7 +38,8 @@ type Process struct {
 	// sandbox's own; nil without one, and with Join.
 	Inside *Inside
 
-	nested bool // the launcher, then bubblewrap, is the first process of a pid namespace
+	boundary bool
+	nested   bool // the launcher, then bubblewrap, is the first process of a pid namespace
 
 	done chan struct{}
 	end  End
@@ -61,8 +61,47 @@ func (p *Process) End() End { return p.end }
 
 // once makes one attempt.
 func (s *Start) once(ctx context.Context) (*Process, error) {
+	var b *begun
 	var err error
-	spec := wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports, Join: s.Join != nil}
+	switch {
+	case s.Ahead != nil:
+		b = s.Ahead.take(s)
+		s.Ahead = nil // another attempt takes another launcher
+	case s.Compile != nil && s.Expect != nil && s.Join == nil:
+		if b, err = s.begin(s.Expect, nil); err != nil {
+			return nil, err
+		}
+	}
+	if b != nil {
+		b.place(ctx, s.Place)
+	}
+	spec, err := s.spec(ctx)
+	if b != nil && (err != nil || !b.of.allows(spec)) {
+		b.drop()
+		b = nil
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case b != nil:
+		err = b.tell(spec, s.Private)
+	default:
+		if b, err = s.begin(nil, spec); err == nil {
+			b.place(ctx, s.Place)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.Behind != nil {
+		s.Behind()
+	}
+	return s.goOn(ctx, b, spec)
+}
+
+// spec says what is started.
+func (s *Start) spec(ctx context.Context) (*wire.Launch, error) {
+	spec := &wire.Launch{Version: wire.Version, Argv: s.Argv, Env: s.Env, Dir: s.Dir, PassFD: s.Pass != nil, Ports: s.Ports, Join: s.Join != nil}
 	if s.Compile != nil {
 		is := make(chan wire.BwrapIs, 1)
 		go func() { is <- AskBwrap(ctx, s.Bwrap, s.BwrapIs) }()
@@ -80,92 +119,30 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 			return nil, &UnavailableError{Err: err}
 		}
 	}
-	var private *os.File
 	switch {
 	case len(s.Private) == 0:
 	case spec.Plan == nil:
 		spec.Env = wire.MergeEnv(s.Env, s.Private)
 	default:
-		if private, err = sealBytes("env", []byte(strings.Join(s.Private, "\x00")+"\x00")); err != nil {
-			return nil, err
-		}
-		defer private.Close()
 		spec.PassEnv = true
 		spec.Argv = append([]string{sandbox.GuestPath, "start", strconv.Itoa(wire.EnvFD), "--"}, s.Argv...)
 	}
-	sealed, err := sealBytes("launch", spec.Encode())
-	if err != nil {
-		return nil, err
-	}
-	defer sealed.Close()
-	theirs, gate, err := gatePair()
-	if err != nil {
-		return nil, err
-	}
-	defer theirs.Close()
-	defer gate.Close()
-	infoR, infoW, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	defer infoW.Close()
+	return spec, nil
+}
 
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer null.Close()
-	start := vfork.Start{
-		Path: s.Launcher, Args: []string{"agentconnect-launch"},
-		// What the program gets is in the spec. The launcher works on one thread, and starts
-		// sooner where Go's runtime makes no others.
-		Env:   []string{"GOMAXPROCS=1"},
-		Files: []*os.File{cmp.Or(s.Stdin, null), cmp.Or(s.Stdout, null), cmp.Or(s.Stderr, null), sealed, theirs, infoW},
-	}
-	if s.Pass != nil || s.Join != nil || private != nil {
-		start.Files = append(start.Files, s.Pass) // nil is a closed one
-	}
-	switch {
-	case s.Join != nil:
-		start.Files = append(start.Files, s.Join.User, s.Join.Net)
-	case private != nil:
-		start.Files = append(start.Files, nil, nil)
-	}
-	if private != nil {
-		start.Files = append(start.Files, private)
-	}
-	if spec.Plan != nil && s.Join == nil {
-		start.Namespaces = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
-		start.Capabilities = []uintptr{unix.CAP_SYS_ADMIN}
-		if spec.Plan.Network != sandbox.NetworkHost {
-			start.Namespaces |= syscall.CLONE_NEWNET
-			start.Capabilities = append(start.Capabilities, unix.CAP_NET_ADMIN)
-		}
-		if spec.Plan.Network.Gated() {
-			start.Capabilities = append(start.Capabilities, unix.CAP_NET_BIND_SERVICE)
-		}
-	}
-	nested := spec.Plan != nil && spec.Plan.DieWithParent
-	if s.DieWithParent || nested {
-		start.Death = syscall.SIGKILL // own keeps the thread that it hangs on
-	}
-	if nested && s.Join == nil {
-		// The death signal ends bubblewrap's outer process alone, and its first one asks for its
-		// own too late: killed in between, the outer one leaves it behind, waiting for ever or
-		// with the sandbox going on. As the first process of a namespace it leaves nothing.
-		start.Namespaces |= syscall.CLONE_NEWPID
-	}
-	p := &Process{Plan: spec.Plan, nested: nested, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
-	started := make(chan error, 1)
-	var first *os.File // where the number of the one who joined is said
+// goOn has a launcher that knows its plan become the program.
+func (s *Start) goOn(ctx context.Context, b *begun, spec *wire.Launch) (*Process, error) {
+	p := b.p
+	p.Plan = spec.Plan
+	// The pipe stays open until the process is gone, read to the end or not: bubblewrap would die of
+	// writing to it between its fork and its word to the child, which then waits for ever.
+	defer b.close()
 	if s.Join != nil {
-		first = gate
-		stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
+		stop := context.AfterFunc(ctx, func() { b.gate.SetDeadline(time.Unix(1, 0)) })
 		defer stop()
 	}
-	go p.own(&start, first, theirs, started)
-	if err := <-started; err != nil {
-		infoR.Close()
+	<-b.started
+	if err := b.failed; err != nil {
 		var le *wire.LaunchError
 		if errors.As(err, &le) || ctx.Err() != nil {
 			return nil, errors.Join(ctx.Err(), err)
@@ -175,11 +152,7 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 		}
 		return nil, err
 	}
-	infoW.Close()
-	// Read to the end or not, it stays open until the process is gone: bubblewrap would die of
-	// writing to it between its fork and its word to the child, which then waits for ever.
-	defer infoR.Close()
-	if err := p.passGate(ctx, gate, s.Place); err != nil {
+	if err := b.passGate(ctx); err != nil {
 		close(p.told)
 		if killed := p.killed(ctx); killed != nil {
 			err = killed
@@ -195,9 +168,9 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 	}
 	// bubblewrap tells of its first process before it starts anything: without that word
 	// there is no sandbox, whatever program stands in bubblewrap's place.
-	stop := context.AfterFunc(ctx, func() { infoR.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { b.infoR.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := p.learnInit(infoR); err != nil {
+	if err := p.learnInit(b.infoR); err != nil {
 		killed := p.killed(ctx)
 		p.kill()
 		<-p.done
@@ -214,60 +187,57 @@ func (s *Start) once(ctx context.Context) (*Process, error) {
 }
 
 // own starts and reaps the process, all from one thread that lives as long as the
-// process: the kernel sends a parent's death signal when the thread that forked ends.
-func (p *Process) own(start *vfork.Start, first, theirs *os.File, started chan<- error) {
+// process: the kernel sends a parent's death signal when the thread that forked ends. What was
+// opened for the process alone is closed here.
+func (p *Process) own(start *vfork.Start, first *os.File, its []*os.File, started func(error)) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(p.done)
 	process, err := start.Run()
-	theirs.Close() // so that their end is the end of what is said
+	closeAll(its) // so that the process's end is the end of what it says
 	if err == nil && first != nil {
 		process, err = joined(process, first, p.nested)
 	}
 	if err == nil {
 		p.PID = process.Pid
 	}
-	started <- err
+	started(err)
 	if err != nil {
 		return
 	}
-	state, err := process.Wait()
-	p.end = endOf(state, err)
+	p.end = endOf(process.Wait())
 	p.endSandbox()
-	if p.Plan != nil {
+	if p.boundary {
 		p.Inside.Close()
 	}
 }
 
 // joined waits for the launcher's word who goes on, its sibling and our child, and for its
 // own end. With nested that one says who goes on in its stead, and ends in turn.
-func joined(launcher *os.Process, gate *os.File, nested bool) (*os.Process, error) {
+func joined(launcher *vfork.Process, gate *os.File, nested bool) (*vfork.Process, error) {
 	line, pid := nextJoined(gate)
 	if pid == 0 {
 		signalChild(launcher.Pid, syscall.SIGKILL)
 	}
-	ended, werr := launcher.Wait()
-	if werr == nil && !ended.Success() {
-		werr = &exec.ExitError{ProcessState: ended}
-	}
+	end := endOf(launcher.Wait())
 	if pid == 0 {
 		if le, derr := wire.DecodeLaunchError(line); derr == nil && len(line) > 0 {
 			return nil, le
 		}
-		return nil, errors.Join(errors.New("nobody joined the sandbox"), werr)
+		return nil, fmt.Errorf("nobody joined the sandbox: %s", end.Text)
 	}
-	process, err := os.FindProcess(pid) // our unreaped child: the number is its alone
-	if err != nil || !nested {
-		return process, err
+	process := vfork.Child(pid)
+	if !nested {
+		return process, nil
 	}
 	if _, pid = nextJoined(gate); pid == 0 {
 		signalChild(process.Pid, syscall.SIGKILL)
 	}
-	state, err := process.Wait()
+	end = endOf(process.Wait())
 	if pid == 0 {
-		return nil, errors.Join(fmt.Errorf("nobody joined the sandbox: %v", state), err)
+		return nil, fmt.Errorf("nobody joined the sandbox: %s", end.Text)
 	}
-	return os.FindProcess(pid)
+	return vfork.Child(pid), nil
 }
 
 // nextJoined reads one Joined, or another line. What follows it is another's.
@@ -285,7 +255,7 @@ func nextJoined(gate *os.File) (line []byte, pid int) {
 // endSandbox makes sure that the sandbox's first process is gone, and with it, by the
 // kernel, all others: whoever killed bubblewrap's outer process did not end it.
 func (p *Process) endSandbox() {
-	if p.Plan == nil {
+	if !p.boundary {
 		return
 	}
 	<-p.told
@@ -303,11 +273,10 @@ func (p *Process) endSandbox() {
 	p.initFD = -1
 }
 
-func endOf(ps *os.ProcessState, err error) End {
-	if ps == nil {
-		return End{Code: -1, Text: fmt.Sprint(err)}
+func endOf(ws syscall.WaitStatus, err error) End {
+	if err != nil {
+		return End{Code: -1, Text: err.Error()}
 	}
-	ws := ps.Sys().(syscall.WaitStatus)
 	switch {
 	case ws.Signaled():
 		return End{Code: 128 + int(ws.Signal()), Signal: int(ws.Signal()), Text: fmt.Sprintf("killed by signal %d (%s)", ws.Signal(), ws.Signal())}
@@ -317,48 +286,6 @@ func endOf(ps *os.ProcessState, err error) End {
 		return End{Code: ws.ExitStatus(), Signal: int(sig), Text: fmt.Sprintf("killed by signal %d (%s)", sig, sig)}
 	}
 	return End{Code: ws.ExitStatus(), Text: fmt.Sprintf("exit status %d", ws.ExitStatus())}
-}
-
-// passGate places the launcher and waits until it is ready, both at once; then it opens the
-// gate and waits for the exec. What the launcher has to say goes before what came of the placing.
-func (p *Process) passGate(ctx context.Context, gate *os.File, place func(context.Context, int) error) error {
-	stop := context.AfterFunc(ctx, func() { gate.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	placing, giveUp := context.WithCancel(ctx)
-	defer giveUp()
-	placed := make(chan error, 1)
-	go func() {
-		var err error
-		if place != nil {
-			err = place(placing, p.PID)
-		}
-		placed <- err
-	}()
-	err := p.ready(gate)
-	if err != nil {
-		var le *wire.LaunchError
-		if !errors.As(err, &le) {
-			err = p.gateError(ctx, err)
-		}
-		giveUp()
-	}
-	if perr := <-placed; err == nil {
-		err = perr
-	}
-	if err != nil {
-		return err
-	}
-	if _, err := gate.Write([]byte{wire.GateOpen}); err != nil {
-		return p.gateError(ctx, err)
-	}
-	rest, err := io.ReadAll(io.LimitReader(gate, 64<<10))
-	if err != nil {
-		return p.gateError(ctx, err)
-	}
-	if len(rest) > 0 {
-		return launchError(rest)
-	}
-	return nil
 }
 
 // killedWait is how long a process that closed its pipes may take to be gone.
@@ -952,12 +879,29 @@ func Sealed(name string, v any) (*os.File, error) {
 }
 
 func sealBytes(name string, b []byte) (*os.File, error) {
+	f, err := memfd(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := seal(f, b); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// memfd makes an empty file without a name.
+func memfd(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate("agentconnect-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), name)
-	_, err = f.Write(b)
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// seal writes all that is ever in the file. Who reads it begins at its start.
+func seal(f *os.File, b []byte) error {
+	_, err := f.Write(b)
 	if err == nil {
 		_, err = f.Seek(0, io.SeekStart)
 	}
@@ -965,8 +909,7 @@ func sealBytes(name string, b []byte) (*os.File, error) {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
 	}
 	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("memfd: %w", err)
+		return fmt.Errorf("memfd: %w", err)
 	}
-	return f, nil
+	return nil
 }

@@ -158,3 +158,14 @@ func (p *Process) Resume() error { return errors.ErrUnsupported }
 
 // AskBwrap knows nothing: there is no bubblewrap on this system.
 func AskBwrap(context.Context, string, wire.BwrapIs) wire.BwrapIs { return wire.BwrapIs{} }
+
+// Ahead is a launcher that was begun before its start: there is none on this system.
+type Ahead struct{}
+
+// Begin is an error: there is no sandbox.
+func (s *Start) Begin() (*Ahead, error) {
+	return nil, &UnavailableError{Err: errors.New("there is no sandbox on " + runtime.GOOS)}
+}
+
+// Drop does nothing.
+func (a *Ahead) Drop() {}

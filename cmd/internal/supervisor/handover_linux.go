@@ -120,7 +120,8 @@ func StoreSpec(notifySocket string, f *os.File) error {
 // AskSpec asks the daemon for the spec of an agent. An error is a *SpecError, or means
 // that no daemon answers.
 func AskSpec(ctx context.Context, socket, agent string) (*os.File, error) {
-	reply, files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpSpec, Agent: agent})
+	var reply wire.SpecReply
+	files, err := ask(ctx, socket, wire.SpecRequest{Version: wire.Version, Op: wire.OpSpec, Agent: agent}, &reply)
 	switch {
 	case err != nil:
 	case !reply.OK:
@@ -137,7 +138,8 @@ func AskSpec(ctx context.Context, socket, agent string) (*os.File, error) {
 // SayStopped tells the daemon that an agent is being stopped, and reports whether one is
 // there that sees by whom.
 func SayStopped(ctx context.Context, socket, agent string) bool {
-	reply, files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpStopped, Agent: agent})
+	var reply wire.SpecReply
+	files, err := ask(ctx, socket, wire.SpecRequest{Version: wire.Version, Op: wire.OpStopped, Agent: agent}, &reply)
 	closeAll(files)
 	return err == nil && reply.OK
 }
@@ -145,37 +147,38 @@ func SayStopped(ctx context.Context, socket, agent string) bool {
 // askCredential asks the daemon for what the control plane gives for a repository, or tells
 // it that a host refused that.
 func askCredential(ctx context.Context, socket, agent string, q wire.CredentialQuery) (wire.Reply, error) {
-	reply, files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpCredential, Agent: agent, Credential: &q})
+	var reply wire.Reply
+	files, err := ask(ctx, socket, wire.Request{Version: wire.Version, Op: wire.OpCredential, Agent: agent, Credential: &q}, &reply)
 	closeAll(files)
 	return reply, err
 }
 
-// ask sends one request to the daemon and gives its answer, with the files that are in it,
+// ask sends one request to the daemon and reads its answer; it gives the files that are in that,
 // also with an error.
-func ask(ctx context.Context, socket string, r wire.Request) (reply wire.Reply, files []*os.File, err error) {
+func ask(ctx context.Context, socket string, request, reply any) (files []*os.File, err error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
-		return reply, nil, err
+		return nil, err
 	}
 	conn := c.(*net.UnixConn) //nolint:forcetypeassert // what "unix" gives
 	defer conn.Close()
 	if err := peer.Check(conn); err != nil {
-		return reply, nil, err
+		return nil, err
 	}
 	end := time.Now().Add(specTime)
 	if d, ok := ctx.Deadline(); ok && d.Before(end) {
 		end = d
 	}
 	if err := conn.SetDeadline(end); err != nil {
-		return reply, nil, err
+		return nil, err
 	}
-	line, err := json.Marshal(r)
+	line, err := json.Marshal(request)
 	if err != nil {
-		return reply, nil, err
+		return nil, err
 	}
 	if _, err := conn.Write(append(line, '\n')); err != nil {
-		return reply, nil, err
+		return nil, err
 	}
 	var answer []byte
 	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*4))
@@ -191,11 +194,10 @@ func ask(ctx context.Context, socket string, r wire.Request) (reply wire.Reply, 
 			err = errors.New("the daemon's answer does not end")
 		}
 		if err != nil {
-			return reply, files, err
+			return files, err
 		}
 	}
-	err = json.Unmarshal(answer, &reply)
-	return reply, files, err
+	return files, json.Unmarshal(answer, reply)
 }
 
 func closeAll(files []*os.File) {

@@ -87,13 +87,15 @@ func (s *Supervisor) run(ctx context.Context, st launch.Start, at Placement, out
 		if s.opts.Placer != nil {
 			p.scope, err = s.opts.Placer.Place(ctx, at, pid)
 		}
+		return err
+	}
+	st.Behind = func() {
 		s.remember()
 		// Only in the agent's own view are its folders, and its seals. Others start as often as the
 		// agent likes, and while a start is expected the host's git waits.
 		if st.Calm != nil {
 			expected = s.expect(plan)
 		}
-		return err
 	}
 	process, err := st.Run(ctx)
 	if err != nil {

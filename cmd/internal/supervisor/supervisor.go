@@ -48,6 +48,8 @@ type Options struct {
 	Placer Placer
 	// Build is this program's version.
 	Build string
+	// Ahead is the runtime's launcher, if it was begun already; the caller drops it in the end.
+	Ahead *Ahead
 	// Keep has the service manager start the agent with this spec after a crash; may be nil.
 	Keep func(spec *wire.Spec) error
 }
@@ -157,6 +159,7 @@ func (s *Supervisor) start(argv, env []string, dir string) launch.Start {
 	if s.spec.Sandboxed {
 		st.Bwrap, st.BwrapIs = s.spec.Bwrap, s.spec.BwrapIs
 		st.Compile, st.Calm = s.compile, s.guard.Calm
+		st.Expect = &launch.Expect{Network: s.spec.Policy.Network, DieWithParent: s.spec.Policy.DieWithParent}
 		st.Ports = ports(s.spec.Egress)
 	}
 	return st
@@ -245,21 +248,15 @@ func (s *Supervisor) runExecOnly(ctx context.Context, server *server) error {
 // runRuntime starts the runtime and stays with it to its end. Without an error last says
 // how it ended well.
 func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last string, err error) {
-	in, err := newPipe()
-	if err != nil {
-		return "", err
+	ahead := s.opts.Ahead
+	if ahead == nil {
+		ahead = &Ahead{}
+		if ahead.in, ahead.out, ahead.stderr, err = newPipes(); err != nil {
+			return "", err
+		}
 	}
-	defer in.close()
-	out, err := newPipe()
-	if err != nil {
-		return "", err
-	}
-	defer out.close()
-	stderr, err := newPipe()
-	if err != nil {
-		return "", err
-	}
-	defer stderr.close()
+	defer ahead.close()
+	in, out, stderr := ahead.in, ahead.out, ahead.stderr
 	carried := s.carryLogin()
 	defer carried.end()
 	argv := s.spec.Argv
@@ -271,7 +268,7 @@ func (s *Supervisor) runRuntime(ctx context.Context, server *server) (last strin
 	}
 	st := s.start(argv, s.spec.Env, s.spec.Dir)
 	st.Private = slices.Concat(s.spec.Given, s.spec.SecretEnv)
-	st.Stdin, st.Stdout, st.Stderr = in.r, out.w, stderr.w
+	st.Stdin, st.Stdout, st.Stderr, st.Ahead = in.r, out.w, stderr.w, ahead.launcher
 	process, err := s.run(ctx, st, Placement{}, s.ownGateway())
 	if err != nil {
 		// All that wrote there has ended: bubblewrap's own words, if it came that far.

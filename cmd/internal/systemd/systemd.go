@@ -167,6 +167,10 @@ func (s *Supervision) agent(id string, spec *wire.Spec) units.Agent {
 		ID: id, Sandboxed: spec.Sandboxed,
 		Supervisor: units.Command{Path: s.o.Supervisor, Args: []string{"agentconnect-supervisor", id, s.o.SpecSocket}},
 	}
+	if spec.Sandboxed && spec.Policy.Network != "" {
+		// So that it starts the launcher while we make the spec anew. What counts is the spec's.
+		a.Supervisor.Args = append(a.Supervisor.Args, string(spec.Policy.Network))
+	}
 	if spec.Limits != nil {
 		a.Runtime = scope.Limits(*spec.Limits)
 	}

@@ -28,6 +28,33 @@ type Start struct {
 	Death syscall.Signal
 }
 
+// Process is a child. Package os asks the kernel by another child what it can do with one, which the
+// start of an agent would wait for.
+type Process struct {
+	Pid  int
+	made *os.Process // by package os, if it was
+}
+
+// Child is our unreaped child of that number, which is its alone up to Wait.
+func Child(pid int) *Process { return &Process{Pid: pid} }
+
+// Wait waits for the end. It may be called once.
+func (p *Process) Wait() (syscall.WaitStatus, error) {
+	var ws syscall.WaitStatus
+	if p.made != nil {
+		state, err := p.made.Wait()
+		if err == nil {
+			ws = state.Sys().(syscall.WaitStatus) //nolint:forcetypeassert // what it is on Linux
+		}
+		return ws, err
+	}
+	for {
+		if _, err := syscall.Wait4(p.Pid, &ws, 0, nil); err == nil || err != syscall.EINTR {
+			return ws, os.NewSyscallError("wait4", err)
+		}
+	}
+}
+
 // Error says at which step a start failed. Nothing of it is left.
 type Error struct {
 	Step string
@@ -38,12 +65,16 @@ func (e *Error) Error() string { return e.Step + ": " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
 // plain is package os's start.
-func (s *Start) plain() (*os.Process, error) {
+func (s *Start) plain() (*Process, error) {
 	attr := &syscall.SysProcAttr{Setsid: true, Cloneflags: s.Namespaces, AmbientCaps: s.Capabilities, Pdeathsig: s.Death}
 	if s.Namespaces&syscall.CLONE_NEWUSER != 0 {
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
 	}
 	//nolint:forbidigo // the same files as the other way, and none of os/exec's pipes
-	return os.StartProcess(s.Path, s.Args, &os.ProcAttr{Dir: "/", Env: s.Env, Files: s.Files, Sys: attr})
+	made, err := os.StartProcess(s.Path, s.Args, &os.ProcAttr{Dir: "/", Env: s.Env, Files: s.Files, Sys: attr})
+	if err != nil {
+		return nil, err
+	}
+	return &Process{Pid: made.Pid, made: made}, nil
 }

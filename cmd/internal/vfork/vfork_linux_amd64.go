@@ -70,7 +70,7 @@ type child struct {
 
 // Run starts the program, as a child of the calling thread and the first of a session of its own, in
 // the root directory. An error is an *Error when it is the kernel's.
-func (s *Start) Run() (*os.Process, error) {
+func (s *Start) Run() (*Process, error) {
 	if s.Namespaces&syscall.CLONE_NEWUSER == 0 {
 		return s.plain() // which copies nothing either
 	}
@@ -78,7 +78,7 @@ func (s *Start) Run() (*os.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.FindProcess(pid) // our unreaped child: the number is its alone
+	return Child(pid), nil
 }
 
 func (s *Start) start() (pid int, err error) {

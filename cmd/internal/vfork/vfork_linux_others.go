@@ -2,8 +2,6 @@
 
 package vfork
 
-import "os"
-
 // Run starts the program, as a child of the calling thread and the first of a session of its own, in
 // the root directory: in a user namespace with a copy of our memory, here.
-func (s *Start) Run() (*os.Process, error) { return s.plain() }
+func (s *Start) Run() (*Process, error) { return s.plain() }

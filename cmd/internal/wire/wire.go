@@ -273,6 +273,21 @@ type Request struct {
 	Credential *CredentialQuery `json:"credential,omitempty"`
 }
 
+// SpecRequest and SpecReply are what a Request and a Reply have of OpSpec and OpStopped. An agent's
+// start waits for them, and package json takes longer to get to know a type the more is in it.
+type SpecRequest struct {
+	Version int    `json:"v"`
+	Op      string `json:"op"`
+	Agent   string `json:"agent,omitempty"`
+}
+
+// SpecReply is the answer.
+type SpecReply struct {
+	OK    bool   `json:"ok"`
+	Error string `json:"error,omitempty"`
+	Code  int    `json:"code,omitempty"`
+}
+
 // Forwarded answers one byte of an OpForward.
 type Forwarded struct {
 	Error string `json:"error,omitempty"`
@@ -450,8 +465,15 @@ func ParseJoined(line string) int {
 	return int(pid)
 }
 
-// GateOpen is the supervisor's word on GateFD.
-const GateOpen = 'g'
+// AheadArg is the argument of a launcher that was begun before its plan was made: it waits for
+// PlanThere on GateFD before it reads anything else.
+const AheadArg = "ahead"
+
+// The supervisor's words on GateFD.
+const (
+	PlanThere = 'p'
+	GateOpen  = 'g'
+)
 
 // gateReady begins the launcher's word on GateFD that all is prepared.
 const gateReady = "ready"
