@@ -888,19 +888,28 @@ func (d *Daemon) start(id string, again bool) (Pending, error) {
 	return d.startLocked(id, r, again)
 }
 
-// startIfWanted starts an agent by itself, unless somebody stopped it meanwhile.
+// startIfWanted starts an agent by itself, unless somebody stopped it meanwhile. With no word of why
+// it runs already, as far as is known.
 func (d *Daemon) startIfWanted(id, why string) error {
+	_, err := d.startAsWanted(id, why, false)
+	return err
+}
+
+// startAsWanted is startIfWanted, again also one that runs, and says how to learn of the outcome; nil
+// where somebody stopped it.
+func (d *Daemon) startAsWanted(id, why string, again bool) (Pending, error) {
 	r := d.locked(id)
 	defer r.wish.Unlock()
 	d.mu.Lock()
 	wanted := d.wanted.ids[id]
 	d.mu.Unlock()
 	if !wanted {
-		return nil
+		return nil, nil
 	}
-	d.log.Info("starting wanted agent", "agent", id, "why", why)
-	_, err := d.startLocked(id, r, false)
-	return err
+	if why != "" {
+		d.log.Info("starting wanted agent", "agent", id, "why", why)
+	}
+	return d.startLocked(id, r, again)
 }
 
 // startLocked is start under the record's wish lock.

@@ -57,11 +57,16 @@ func (r *remote) Put(a *agent.Agent, secrets map[string]string) error {
 		r.stopLater(a.ID)
 		return gate
 	}
-	if active(d.sup.State(a.ID).State) && (old == nil && !d.inForce(a) || old != nil && (!sameAgent(old, a) || !sameMap(was, secrets))) {
+	why := "the control plane placed it here"
+	state := d.sup.State(a.ID).State
+	if state == control.StateRunning {
+		why = "" // as each connection says again
+	}
+	if active(state) && (old == nil && !d.inForce(a) || old != nil && (!sameAgent(old, a) || !sameMap(was, secrets))) {
 		d.log.Info("an agent is started anew: the control plane changed it", "agent", a.ID)
 		r.later(func(ctx context.Context) {
-			p, err := d.start(a.ID, true)
-			if err == nil {
+			p, err := d.startAsWanted(a.ID, "", true) // one that is being stopped stays so
+			if err == nil && p != nil {
 				err = p.Wait(ctx)
 			}
 			if err != nil {
@@ -69,7 +74,7 @@ func (r *remote) Put(a *agent.Agent, secrets map[string]string) error {
 			}
 		})
 	} else {
-		r.later(func(context.Context) { _ = d.startIfWanted(a.ID, "the control plane placed it here") })
+		r.later(func(context.Context) { _ = d.startIfWanted(a.ID, why) })
 	}
 	return nil
 }
