@@ -102,10 +102,12 @@ type Status struct {
 type Options struct {
 	URL string
 	// Key reads the API key for each handshake, so that a new one counts without a restart.
-	Key      func() (string, error)
-	Version  string
-	DaemonID string // known from before; may be empty
-	TLS      *tls.Config
+	Key     func() (string, error)
+	Version string
+	// Known is the id that came with this key before; "" for none, as with nil. An id that came with
+	// another key may be another daemon's, and naming it would have the new key refused.
+	Known func(key string) (daemonID string)
+	TLS   *tls.Config
 	// Proxy for the connection; nil: from the environment.
 	Proxy    func(*http.Request) (*url.URL, error)
 	Register func() Register
@@ -113,10 +115,14 @@ type Options struct {
 	Load     func() Heartbeat
 	Handler  Handler
 	Log      *slog.Logger
-	// Changed hears of each new status; may be nil. Learned hears of the daemon's id.
+	// Changed hears of each new status; may be nil. Learned hears of the daemon's id and of the key
+	// that it came with.
 	Changed func(Status)
-	Learned func(daemonID string)
+	Learned func(key, daemonID string)
 	Timing  Timing
+	// After is the client that was connected there before, and has ended: what it still had to tell,
+	// and which requests it answered, goes over. May be nil.
+	After *Client
 }
 
 // Client keeps one connection to a control plane.
@@ -173,10 +179,14 @@ func New(o Options) *Client {
 	if o.Proxy == nil {
 		o.Proxy = http.ProxyFromEnvironment
 	}
-	return &Client{
+	c := &Client{
 		o: o, endpoint: o.URL, outbox: newOutbox(), seen: newAnswered(mostAnswered),
-		status: Status{State: StateOff, URL: o.URL, Since: time.Now(), DaemonID: o.DaemonID},
+		status: Status{State: StateOff, URL: o.URL, Since: time.Now()},
 	}
+	if last := o.After; last != nil {
+		c.outbox, c.seen, c.o.After = last.outbox, last.seen, nil
+	}
+	return c
 }
 
 // Status returns how the connection is now.
@@ -233,7 +243,8 @@ func (c *Client) Run(ctx context.Context) error {
 			c.set(func(s *Status) { s.State, s.LastError = StateRefused, err.Error() })
 			return err
 		}
-		if shook {
+		// Two daemons with one key would take the connection from each other without end.
+		if shook && !errors.Is(err, errReplaced) {
 			wait = c.o.Timing.FirstWait
 		}
 		// As much again at random: daemons that lost one control plane must not come back as one.
@@ -261,6 +272,11 @@ func (c *Client) once(ctx context.Context) (shook bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	id := ""
+	if c.o.Known != nil {
+		id = c.o.Known(key)
+	}
+	c.set(func(s *Status) { s.DaemonID = id })
 	dialing, cancel := context.WithTimeout(ctx, c.o.Timing.Dial)
 	defer cancel()
 	transport := &http.Transport{Proxy: c.o.Proxy, TLSClientConfig: c.o.TLS, ForceAttemptHTTP2: false}
@@ -281,34 +297,36 @@ func (c *Client) once(ctx context.Context) (shook bool, err error) {
 		return false, fmt.Errorf("connect: the server does not speak %s; is this the address of a control plane?", Subprotocol)
 	}
 	ws.SetReadLimit(MaxMessage)
-	k := newConn(c, ws)
-	err = k.run(ctx, key)
-	return k.shook.Load(), closeError(err)
+	k := newConn(c, ws, key)
+	err = k.run(ctx)
+	return k.shook.Load(), closeError(err, key)
 }
+
+var errReplaced = errors.New("another daemon connected with the same key (or an older connection of this one did); each daemon needs a key of its own")
 
 func noRedirect(*http.Request, []*http.Request) error {
 	return errors.New("the server redirects elsewhere; configure the address that it names")
 }
 
 // closeError puts the close codes of the wire into words.
-func closeError(err error) error {
+func closeError(err error, key string) error {
 	var ce websocket.CloseError
 	if !errors.As(err, &ce) {
 		return err
 	}
 	switch ce.Code { //nolint:exhaustive // the others are told by their number
 	case CloseAuthFailed:
-		return &KeyRefusedError{Reason: printable(ce.Reason)}
+		return &KeyRefusedError{Reason: said(ce.Reason, key)}
 	case CloseReplaced:
-		return errors.New("another daemon connected with the same key (or an older connection of this one did); each daemon needs a key of its own")
+		return errReplaced
 	case websocket.StatusMessageTooBig:
 		return errors.New("a message of ours was too large for the control plane; it was dropped")
 	case websocket.StatusServiceRestart:
 		return errors.New("the control plane is restarting")
 	case websocket.StatusInternalError:
-		return errors.New("the control plane has an internal error" + prefixed(": ", printable(ce.Reason)))
+		return errors.New("the control plane has an internal error" + prefixed(": ", said(ce.Reason, key)))
 	}
-	return fmt.Errorf("closed by the control plane (%d%s)", int(ce.Code), prefixed(": ", printable(ce.Reason)))
+	return fmt.Errorf("closed by the control plane (%d%s)", int(ce.Code), prefixed(": ", said(ce.Reason, key)))
 }
 
 // bare takes the address with its query out of a dial error.
@@ -318,6 +336,26 @@ func bare(err error) error {
 		return ue.Err
 	}
 	return err
+}
+
+// mostSaid bounds the other side's words where they are logged and shown, in bytes.
+const mostSaid = 500
+
+// said is what the other side said, as it may be logged and shown: bounded, without what could
+// drive a terminal, and without the key, should it be repeated to us.
+func said(s, key string) string {
+	if key != "" {
+		s = strings.ReplaceAll(s, key, "[the key]")
+	}
+	return printable(cut(s, mostSaid))
+}
+
+// cut bounds a text in bytes, at a rune.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
 func printable(s string) string {

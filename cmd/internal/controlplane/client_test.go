@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -325,6 +326,83 @@ func TestCloseCodesLeadToAReconnectAndAreSaid(t *testing.T) {
 	}
 }
 
+// Two daemons that share a key must not take the connection from each other as fast as they can.
+func TestReplacedConnectionIsMadeAnewMoreAndMoreSlowly(t *testing.T) {
+	s := cptest.New(t)
+	const first = 2 * time.Millisecond
+	h := start(t, s, func(o *cp.Options) { o.Timing.FirstWait, o.Timing.MostWait = first, time.Minute })
+	ctx := within(t)
+	for {
+		select {
+		case st := <-h.changes:
+			if st.State == cp.StateReady {
+				s.Ready(ctx).Close(cp.CloseReplaced, "replaced")
+			}
+			// At first it is less than twice as much.
+			if st.State == cp.StateWaiting && st.NextTry.Sub(st.Since) > 8*first {
+				return
+			}
+		case <-ctx.Done():
+			t.Fatalf("no pause was longer than the first ones after %d connections", s.Conns())
+		}
+	}
+}
+
+// What the other side says is logged and shown: bounded, harmless, and without the key.
+func TestWordsOfTheControlPlaneAreBounded(t *testing.T) {
+	s := cptest.New(t)
+	words, err := json.Marshal(cptest.Key + "\x1b[31m" + strings.Repeat("x", 100_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuse := make(chan *cptest.Conn, 100)
+	s.OnAuth(func(c *cptest.Conn) bool {
+		refuse <- c
+		return false
+	})
+	var log lines
+	h := start(t, s, func(o *cp.Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	ctx := within(t)
+	c := <-refuse
+	c.Raw(fmt.Appendf(nil, `{"v":1,"id":%q,"ts":"x","type":"error","payload":{"code":"INTERNAL","message":%s,"retryable":true}}`, cp.NewID(), words))
+	c.Raw(fmt.Appendf(nil, `{"v":%s,"id":%q,"ts":"x","type":"a","payload":{}}`, strings.Repeat("1", 100_000), cp.NewID()))
+	c.Raw(fmt.Appendf(nil, `{"v":1,"id":%q,"ts":"x","type":"error","corr":%q,"payload":{"code":"INTERNAL","message":%s,"retryable":true}}`, cp.NewID(), s.Wait(ctx, "auth", 1).ID, words))
+	for st := range h.changes {
+		if st.State == cp.StateWaiting {
+			if n := len(st.LastError); n > 2000 || strings.Contains(st.LastError, cptest.Key) || strings.Contains(st.LastError, "\x1b") {
+				t.Errorf("the status has %d bytes: %.600q", n, st.LastError)
+			}
+			break
+		}
+	}
+	if text := log.String(); !strings.Contains(text, "control plane lost") || strings.Contains(text, cptest.Key) {
+		t.Errorf("logged %.2000s", text)
+	}
+	for _, line := range strings.Split(log.String(), "\n") {
+		if len(line) > 2000 {
+			t.Errorf("a line of %d bytes: %.300s", len(line), line)
+		}
+	}
+}
+
+// lines is a log that may be read meanwhile.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // What one control plane finds too large would end each further connection.
 func TestReportThatIsTooLargeIsDropped(t *testing.T) {
 	s := cptest.New(t)
@@ -498,6 +576,126 @@ func TestReportsWaitForTheConnectionAndAreToldOnce(t *testing.T) {
 		}
 	}
 	noFaults(t, s)
+}
+
+// A key is refused, or another is given, while there is something to tell.
+func TestWhatWaitsGoesOverToTheNextClient(t *testing.T) {
+	s := cptest.New(t)
+	first := start(t, s, nil)
+	ctx := within(t)
+	c := s.Ready(ctx)
+	id := cp.NewID()
+	if _, err := c.AskAs(ctx, id, c.Epoch, "cron/run", map[string]any{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Revoke(cptest.Key)
+	s.Drop()
+	first.ended <- <-first.ended
+	if err := first.c.Report("s", "event/session-sync", cp.Session{SessionID: "s", AgentID: cp.NewID(), Phase: "end", TS: cp.Stamp(time.Now())}, true); err != nil {
+		t.Fatal(err)
+	}
+	s.Give("ANOTHER-KEY", cp.NewID())
+	second := start(t, s, func(o *cp.Options) {
+		o.Key = func() (string, error) { return "ANOTHER-KEY", nil }
+		o.After = first.c
+	})
+	s.Wait(ctx, "event/session-sync", 1)
+	c = s.Ready(ctx)
+	if _, err := c.AskAs(ctx, id, c.Epoch, "cron/run", map[string]any{}); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := second.h.counts(); n != 0 {
+		t.Error("a request that the first client answered ran again")
+	}
+	s.Until(ctx, "an empty outbox", func() bool { return second.c.Status().Waiting == 0 })
+	noFaults(t, s)
+}
+
+// One report that never gets an answer ends one connection, not each, and keeps no other back.
+func TestReportThatIsNeverAnsweredHoldsNothingUp(t *testing.T) {
+	s := cptest.New(t)
+	soon := quick
+	soon.Resend, soon.Sends = 5*time.Millisecond, 2
+	h := start(t, s, func(o *cp.Options) { o.Timing = soon })
+	s.OnRequest(func(e cp.Envelope) (string, any, bool) {
+		return "ack", cp.Ack{OK: true}, !strings.Contains(string(e.Payload), "never")
+	})
+	ctx := within(t)
+	s.Ready(ctx)
+	for _, id := range []string{"never", "soon", "then"} {
+		if err := h.c.Report(id, "event/session-sync", cp.Session{SessionID: id, AgentID: cp.NewID(), Phase: "end", TS: cp.Stamp(time.Now())}, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Until(ctx, "the others told", func() bool { return h.c.Status().Waiting == 1 })
+	// Told over and over, on a connection that stays.
+	n, conns := len(s.Frames("event/session-sync")), s.Conns()
+	s.Wait(ctx, "event/session-sync", n+20)
+	if now := s.Conns(); now > conns || now > 2 {
+		t.Errorf("%d connections, and then %d", conns, now)
+	}
+}
+
+// Pages are long: who asks for many and takes none must not have them all kept here.
+func TestWhatIsNotTakenIsBoundedInBytes(t *testing.T) {
+	stop, asked := make(chan struct{}), make(chan struct{})
+	defer close(stop)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{cp.Subprotocol}})
+		if err != nil {
+			return
+		}
+		defer ws.CloseNow()
+		for _, answer := range []string{
+			`"auth/ok","payload":{"daemonId":"d","sessionEpoch":1,"heartbeatSec":3600}`, `"register/ok","payload":{}`,
+		} {
+			var e cp.Envelope
+			if _, data, err := ws.Read(r.Context()); err != nil || json.Unmarshal(data, &e) != nil {
+				return
+			}
+			_ = ws.Write(r.Context(), websocket.MessageText, fmt.Appendf(nil, `{"v":1,"id":%q,"ts":"x","corr":%q,"type":%s}`, cp.NewID(), e.ID, answer))
+		}
+		for range 500 {
+			_ = ws.Write(r.Context(), websocket.MessageText, fmt.Appendf(nil, `{"v":1,"id":%q,"ts":"x","type":"session/history","payload":{}}`, cp.NewID()))
+		}
+		select {
+		case asked <- struct{}{}:
+		case <-stop:
+		}
+		<-stop
+	}))
+	defer srv.Close()
+	page := strings.Repeat("x", 200_000)
+	h := &recorder{answer: func(_ context.Context, _ cp.Envelope, answer cp.Responder) {
+		answer(cp.Reply{Type: "session/history/page", Payload: map[string]string{"text": page}}, nil)
+	}}
+	changes := make(chan cp.Status, 1000)
+	slow := quick
+	slow.Ping = time.Hour
+	c := cp.New(cp.Options{
+		URL: "ws" + strings.TrimPrefix(srv.URL, "http") + "/daemon/ws", Key: func() (string, error) { return cptest.Key, nil },
+		Register: register, Handler: h, Timing: slow, Changed: func(s cp.Status) { changes <- s },
+	})
+	ctx, cancel := context.WithCancel(within(t))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	for over := false; !over; {
+		select {
+		case st := <-changes:
+			if over = st.State == cp.StateWaiting; over && !strings.Contains(st.LastError, "takes nothing") {
+				t.Errorf("lost for another reason: %s", st.LastError)
+			}
+		case <-asked:
+			if requests, _ := h.counts(); requests == 500 {
+				over = true
+				t.Errorf("all %d pages of %d bytes were kept", requests, len(page))
+			}
+		case <-ctx.Done():
+			t.Fatal("neither the connection ended nor was all answered")
+		}
+	}
+	cancel()
+	<-ended
 }
 
 func TestUnansweredRequestIsRepeatedWithTheSameID(t *testing.T) {

@@ -21,15 +21,21 @@ const (
 	mostAnswered = 4096 // request ids whose answers are remembered
 )
 
+// mostUnsent is how many bytes wait to be taken by the other side: pages of a session are long.
+const mostUnsent = 16 << 20
+
 type conn struct {
 	c     *Client
 	ws    *websocket.Conn
+	key   string // never log it
 	epoch atomic.Int64
 	shook atomic.Bool
 	ready atomic.Bool
-	heard atomic.Int64 // when something was received last, Unix ns
+	born  time.Time
+	heard atomic.Int64 // when something was received last, since born: a clock that is set changes nothing
 
 	out    chan outgoing
+	unsent atomic.Int64 // bytes in out
 	in     chan Envelope
 	cancel context.CancelCauseFunc
 	ctx    context.Context //nolint:containedctx // the connection's own life
@@ -47,20 +53,25 @@ type outgoing struct {
 	written func() // called after it was handed to the network; may be nil
 }
 
-func newConn(c *Client, ws *websocket.Conn) *conn {
-	return &conn{c: c, ws: ws, out: make(chan outgoing, mostOutgoing), in: make(chan Envelope, mostQueued), calls: map[string]chan Envelope{}}
+func newConn(c *Client, ws *websocket.Conn, key string) *conn {
+	return &conn{c: c, ws: ws, key: key, born: time.Now(), out: make(chan outgoing, mostOutgoing), in: make(chan Envelope, mostQueued), calls: map[string]chan Envelope{}}
 }
 
+// hear notes that something was received.
+func (k *conn) hear() { k.heard.Store(int64(time.Since(k.born))) }
+
+// silent is for how long nothing was.
+func (k *conn) silent() time.Duration { return time.Since(k.born) - time.Duration(k.heard.Load()) }
+
 // run lives until the connection ends and says why. All its goroutines have ended then.
-func (k *conn) run(ctx context.Context, key string) error {
+func (k *conn) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	k.ctx, k.cancel = ctx, cancel
-	k.heard.Store(time.Now().UnixNano())
 	var wg sync.WaitGroup
 	wg.Go(func() { cancel(k.read(ctx)) })
 	wg.Go(func() { k.write(ctx) })
 	wg.Go(func() {
-		if err := k.live(ctx, key, &wg); err != nil {
+		if err := k.live(ctx, &wg); err != nil {
 			cancel(err)
 		}
 	})
@@ -99,11 +110,11 @@ var (
 )
 
 // live is the handshake, and after it the frames in their order.
-func (k *conn) live(ctx context.Context, key string, wg *sync.WaitGroup) error {
+func (k *conn) live(ctx context.Context, wg *sync.WaitGroup) error {
 	k.c.mu.Lock()
 	daemonID, last := k.c.status.DaemonID, k.c.status.Epoch
 	k.c.mu.Unlock()
-	auth := Auth{APIKey: key, AgentVersion: k.c.o.Version, DaemonID: daemonID}
+	auth := Auth{APIKey: k.key, AgentVersion: k.c.o.Version, DaemonID: daemonID}
 	if last > 0 {
 		auth.Resume = &Resume{LastEpoch: last}
 	}
@@ -114,7 +125,7 @@ func (k *conn) live(ctx context.Context, key string, wg *sync.WaitGroup) error {
 	}
 	k.epoch.Store(ok.SessionEpoch)
 	if k.c.o.Learned != nil && ok.DaemonID != daemonID {
-		k.c.o.Learned(ok.DaemonID)
+		k.c.o.Learned(k.key, ok.DaemonID)
 	}
 	register := k.c.o.Register()
 	register.Normalize()
@@ -133,7 +144,8 @@ func (k *conn) live(ctx context.Context, key string, wg *sync.WaitGroup) error {
 		s.WebApp = ok.WebAppURL
 		if ok.MemberSet != nil {
 			s.State = StateSet
-			s.LastError = fmt.Sprintf("this daemon was put into the member set %q, which this version cannot serve; take it out of the set", printable(ok.MemberSet.Name))
+			s.LastError = fmt.Sprintf("this daemon was put into the member set %q, which this version cannot serve; take it out of the set", said(ok.MemberSet.Name, k.key))
+			k.c.o.Log.Error(s.LastError)
 		}
 	})
 	k.c.o.Log.Info("control plane connected", "epoch", ok.SessionEpoch, "agents", len(held.Agents))
@@ -158,12 +170,12 @@ func (k *conn) shake(ctx context.Context, typ string, payload any, want string, 
 	if err != nil {
 		var fe *FrameError
 		if errors.As(err, &fe) && fe.Code == "AUTH_FAILED" {
-			return &KeyRefusedError{Reason: printable(fe.Message)}
+			return &KeyRefusedError{Reason: fe.Message}
 		}
 		return fmt.Errorf("%s: %w", typ, err)
 	}
 	if e.Type != want {
-		return fmt.Errorf("%s: answered with %s", typ, printable(e.Type))
+		return fmt.Errorf("%s: answered with %.80q", typ, e.Type)
 	}
 	if fe := Decode(e.Payload, into); fe != nil {
 		return fmt.Errorf("%s: %w", want, fe)
@@ -235,11 +247,11 @@ func (k *conn) watch(ctx context.Context) {
 			return
 		}
 		if err == nil {
-			k.heard.Store(time.Now().UnixNano())
+			k.hear()
 			k.c.outbox.passed(mark)
 			continue
 		}
-		if time.Since(time.Unix(0, k.heard.Load())) >= k.c.o.Timing.Silence {
+		if k.silent() >= k.c.o.Timing.Silence {
 			k.cancel(errSilent)
 			return
 		}
@@ -252,6 +264,7 @@ func (k *conn) write(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case o := <-k.out:
+			k.unsent.Add(-int64(len(o.data)))
 			w, cancel := context.WithTimeout(ctx, k.c.o.Timing.Silence)
 			err := k.ws.Write(w, websocket.MessageText, o.data)
 			cancel()
@@ -275,12 +288,19 @@ func (k *conn) write(ctx context.Context) {
 
 // send queues a message, and gives the connection up when the other side takes nothing.
 func (k *conn) send(o outgoing) {
+	n := int64(len(o.data))
+	if k.unsent.Add(n) > mostUnsent {
+		k.cancel(errSlow)
+		return
+	}
 	select {
 	case k.out <- o:
+		return
 	case <-k.ctx.Done():
 	default:
 		k.cancel(errSlow)
 	}
+	k.unsent.Add(-n)
 }
 
 func (k *conn) tell(typ string, payload any) {
@@ -320,11 +340,7 @@ func (k *conn) ask(ctx context.Context, typ string, payload any, sends int, wait
 		select {
 		case e := <-ch:
 			if e.Type == "error" {
-				var fe FrameError
-				if err := Decode(e.Payload, &fe); err != nil {
-					return e, err
-				}
-				return e, &fe
+				return e, k.refusal(e)
 			}
 			return e, nil
 		case <-ctx.Done():
@@ -337,6 +353,15 @@ func (k *conn) ask(ctx context.Context, typ string, payload any, sends int, wait
 	return Envelope{}, fmt.Errorf("%s: no answer after %d tries", typ, sends)
 }
 
+// refusal reads an error frame, as it may be shown.
+func (k *conn) refusal(e Envelope) *FrameError {
+	var fe FrameError
+	if err := Decode(e.Payload, &fe); err != nil {
+		return err
+	}
+	return &FrameError{Code: Code(cut(said(string(fe.Code), k.key), 40)), Message: said(fe.Message, k.key), Retryable: fe.Retryable}
+}
+
 // read takes what comes until the connection ends.
 func (k *conn) read(ctx context.Context) error {
 	for {
@@ -344,7 +369,7 @@ func (k *conn) read(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		k.heard.Store(time.Now().UnixNano())
+		k.hear()
 		if kind != websocket.MessageText {
 			continue // not of this wire
 		}
@@ -352,7 +377,7 @@ func (k *conn) read(ctx context.Context) error {
 		if err != nil {
 			var fe *FrameError
 			errors.As(err, &fe)
-			k.c.o.Log.Warn("frame of the control plane cannot be read", "error", printable(fe.Message))
+			k.c.o.Log.Warn("frame of the control plane cannot be read", "error", said(fe.Message, k.key))
 			k.answer(Envelope{ID: id}, Reply{}, fe)
 			continue
 		}
@@ -366,10 +391,8 @@ func (k *conn) read(ctx context.Context) error {
 				default: // answered twice
 				}
 			} else if e.Type == "error" {
-				var fe FrameError
-				if Decode(e.Payload, &fe) == nil {
-					k.c.o.Log.Warn("the control plane refused a frame", "code", printable(string(fe.Code)), "message", printable(fe.Message))
-				}
+				fe := k.refusal(e)
+				k.c.o.Log.Warn("the control plane refused a frame", "code", fe.Code, "message", fe.Message)
 			}
 			continue
 		}

@@ -68,7 +68,8 @@ func (e *FrameError) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Mes
 
 // badPayload is the answer to a payload that cannot be read.
 func badPayload(format string, args ...any) *FrameError {
-	return &FrameError{Code: CodeBadPayload, Message: fmt.Sprintf(format, args...)}
+	// What was sent may be in it, as long as it is.
+	return &FrameError{Code: CodeBadPayload, Message: cut(fmt.Sprintf(format, args...), mostSaid)}
 }
 
 // Reply is what a request is answered with.

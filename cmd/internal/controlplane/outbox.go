@@ -17,6 +17,7 @@ type outbox struct {
 	mu    sync.Mutex
 	items []*report
 	seq   uint64
+	deaf  bool          // a connection was given up since no answer came, and none has come since
 	more  chan struct{} // one token when there may be something to send
 }
 
@@ -27,6 +28,7 @@ type report struct {
 	stamp    uint64 // changes when the report is replaced
 	written  uint64 // for one without acknowledgement: when it was written; 0: not yet
 	sending  bool
+	deaf     bool // a connection was given up since no answer came to this one
 }
 
 func newOutbox() *outbox { return &outbox{more: make(chan struct{}, 1)} }
@@ -121,32 +123,59 @@ func (o *outbox) send(ctx context.Context, k *conn, r *report) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	if fe, ok := err.(*FrameError); ok { //nolint:errorlint // ask returns it as it is
-		k.c.o.Log.Warn("the control plane refused a report", "type", r.typ, "code", printable(string(fe.Code)), "message", printable(fe.Message))
+	fe, refused := err.(*FrameError) //nolint:errorlint // ask returns it as it is
+	if err == nil || refused {
+		o.mu.Lock()
+		o.deaf = false
+		o.mu.Unlock()
+	}
+	if refused {
+		k.c.o.Log.Warn("the control plane refused a report", "type", r.typ, "code", fe.Code, "message", fe.Message)
 		if fe.Retryable {
-			o.again(r)
-			timer := time.NewTimer(k.c.o.Timing.Resend)
-			defer timer.Stop()
-			select {
-			case <-ctx.Done():
-				return false
-			case <-timer.C:
-				return true
-			}
+			return o.later(ctx, k, r)
 		}
 		o.done(r)
 		return true
 	}
 	if err != nil {
-		k.cancel(err) // deaf: a new connection may hear
-		return false
+		if o.givesUp(r) {
+			k.cancel(err) // deaf: a new connection may hear
+			return false
+		}
+		k.c.o.Log.Warn("the control plane does not answer a report", "type", r.typ)
+		return o.later(ctx, k, r)
 	}
 	var ack Ack
 	if fe := Decode(e.Payload, &ack); fe != nil || !ack.OK {
-		k.c.o.Log.Warn("the control plane did not take a report", "type", r.typ, "reason", printable(ack.Reason))
+		k.c.o.Log.Warn("the control plane did not take a report", "type", r.typ, "reason", said(ack.Reason, k.key))
 	}
 	o.done(r)
 	return true
+}
+
+// givesUp reports whether to give a connection up for a report that is not answered: once. One that
+// never is must neither end each connection nor keep the others back.
+func (o *outbox) givesUp(r *report) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.deaf || r.deaf {
+		return false
+	}
+	o.deaf, r.deaf = true, true
+	return true
+}
+
+// later puts a report behind the others and leaves the control plane alone for a while.
+func (o *outbox) later(ctx context.Context, k *conn, r *report) bool {
+	o.again(r)
+	timer := time.NewTimer(k.c.o.Timing.Resend)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
 
 // again puts a report behind the others; the next wake sends it.

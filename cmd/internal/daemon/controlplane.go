@@ -7,8 +7,10 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +50,7 @@ type remote struct {
 
 	mu      sync.Mutex
 	client  *cp.Client
+	last    *cp.Client // the one before, with what it still has to tell
 	stop    context.CancelFunc
 	ended   chan struct{}
 	conf    config.ControlPlane
@@ -86,8 +89,8 @@ func (d *Daemon) config() *config.Config {
 
 // connect makes the connection what the configuration says; what is wrong with that shows
 // in status.
-func (d *Daemon) connect(ctx context.Context) {
-	if err := d.remote.apply(ctx); err != nil {
+func (d *Daemon) connect(ctx context.Context, asked bool) {
+	if err := d.remote.apply(ctx, asked); err != nil {
 		d.log.Error("control plane", "error", err)
 		d.remote.changed(cp.Status{State: cp.StateRefused, URL: d.config().ControlPlane.URL, Since: time.Now(), LastError: err.Error()})
 	}
@@ -141,11 +144,19 @@ func (r *remote) addTo(s *control.Status, state func(id string) Unit) {
 	slices.SortFunc(s.Agents, func(a, b control.AgentStatus) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// apply connects, reconnects or disconnects as the configuration says.
-func (r *remote) apply(ctx context.Context) error {
+// apply connects, reconnects or disconnects as the configuration says. A key that was refused is
+// tried again when somebody asked for it: it may be good now, or its file hold another.
+func (r *remote) apply(ctx context.Context, asked bool) error {
 	conf := r.d.config().ControlPlane
 	r.mu.Lock()
 	same := r.stop != nil && conf == r.conf || r.stop == nil && !conf.Enabled
+	if asked && r.ended != nil {
+		select {
+		case <-r.ended:
+			same = false
+		default:
+		}
+	}
 	r.mu.Unlock()
 	if same {
 		return nil
@@ -163,15 +174,15 @@ func (r *remote) apply(ctx context.Context) error {
 		return err
 	}
 	client := cp.New(cp.Options{
-		URL: endpoint, Key: func() (string, error) { return r.key() }, Version: r.d.o.Build, DaemonID: r.d.readDaemonID(),
+		URL: endpoint, Key: func() (string, error) { return r.key() }, Version: r.d.o.Build, Known: r.d.readDaemonID,
 		TLS: &tls.Config{RootCAs: certs, MinVersion: tls.VersionTLS12}, Register: r.register, Facts: r.facts, Load: r.load,
-		Handler: r.placement, Log: r.d.log, Changed: r.changed, Learned: r.d.writeDaemonID,
+		Handler: r.placement, Log: r.d.log, Changed: r.changed, Learned: r.d.writeDaemonID, After: r.before(endpoint),
 	})
 	r.placement.Use(client)
 	ctx, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	r.mu.Lock()
-	r.client, r.stop, r.ended, r.conf = client, stop, ended, conf
+	r.client, r.last, r.stop, r.ended, r.conf = client, nil, stop, ended, conf
 	r.mu.Unlock()
 	go func() {
 		defer close(ended)
@@ -184,12 +195,25 @@ func (r *remote) apply(ctx context.Context) error {
 func (r *remote) disconnect() {
 	r.mu.Lock()
 	stop, ended := r.stop, r.ended
+	if r.client != nil {
+		r.last = r.client
+	}
 	r.stop, r.client, r.ended = nil, nil, nil
 	r.mu.Unlock()
 	if stop != nil {
 		stop()
 		<-ended
 	}
+}
+
+// before is the client that was connected there before; nil if it was elsewhere.
+func (r *remote) before(endpoint string) *cp.Client {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last == nil || r.last.Status().URL != endpoint {
+		return nil
+	}
+	return r.last
 }
 
 // close ends the connection and the turns.
@@ -250,20 +274,26 @@ func (r *remote) key() (string, error) {
 type daemonRecord struct {
 	DaemonID string `json:"daemonId"`
 	URL      string `json:"url"`
+	Key      string `json:"keyDigest,omitempty"` // of the key that the id came with
 }
 
-// readDaemonID returns the id that this control plane gave us; another one gave none.
-func (d *Daemon) readDaemonID() string {
+func keyDigest(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
+// readDaemonID returns the id that this control plane gave us with this key; another one gave none.
+func (d *Daemon) readDaemonID(key string) string {
 	data, err := readState(d.idPath())
 	var rec daemonRecord
-	if err != nil || json.Unmarshal(data, &rec) != nil || rec.URL != d.config().ControlPlane.URL || !cp.ValidID(rec.DaemonID) {
+	if err != nil || json.Unmarshal(data, &rec) != nil || rec.URL != d.config().ControlPlane.URL || rec.Key != keyDigest(key) || !cp.ValidID(rec.DaemonID) {
 		return ""
 	}
 	return rec.DaemonID
 }
 
-func (d *Daemon) writeDaemonID(id string) {
-	if err := writeState(d.idPath(), daemonRecord{DaemonID: id, URL: d.config().ControlPlane.URL}); err != nil {
+func (d *Daemon) writeDaemonID(key, id string) {
+	if err := writeState(d.idPath(), daemonRecord{DaemonID: id, URL: d.config().ControlPlane.URL, Key: keyDigest(key)}); err != nil {
 		d.log.Error("the daemon's id at the control plane was not kept", "error", err)
 	}
 }

@@ -382,7 +382,7 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 	d.startWanted(ctx, "start of the daemon")
 	d.loading.Lock()
 	d.life = ctx
-	d.connect(ctx)
+	d.connect(ctx, false)
 	d.loading.Unlock()
 	d.stir()
 
@@ -398,7 +398,7 @@ func (d *Daemon) serve(ctx context.Context) (err error) {
 		case <-d.o.Reloads:
 			_ = d.reload("signal") // status shows it
 		case <-watch.Changes():
-			_ = d.reload("a file changed")
+			_ = d.reload(fileChanged)
 			watch.Set(d.watched())
 		}
 	}
@@ -1110,6 +1110,9 @@ func (d *Daemon) recover(why string) {
 	}
 }
 
+// fileChanged is the reason of a reload that nobody asked for.
+const fileChanged = "a file changed"
+
 // reload reads the configuration anew. One with an error in it changes nothing: the
 // old stays in force and status shows the error.
 func (d *Daemon) reload(why string) error {
@@ -1140,7 +1143,7 @@ func (d *Daemon) reload(why string) error {
 	d.enforce(entries)
 	d.adjustAll(entries)
 	if d.life != nil {
-		d.connect(d.life)
+		d.connect(d.life, why != fileChanged)
 	}
 	d.remote.localChanged()
 	d.recover("the configuration changed")

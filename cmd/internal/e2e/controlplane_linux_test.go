@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
@@ -215,6 +216,93 @@ func TestRefusedKeyIsSaidInStatusAndNotTriedAgain(t *testing.T) {
 	info, err := os.Stat(filepath.Join(s.root, "config.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("config.json: %v %v", info, err)
+	}
+}
+
+// login gives the daemon a key.
+func (s *site) login(server *cptest.Server, key string) {
+	s.t.Helper()
+	cmd := s.agentconnect(s.t.Context(), "login", "--api-url", server.URL())
+	cmd.Stdin = strings.NewReader(key + "\n")
+	if r := s.finish(cmd); r.code != 0 {
+		s.t.Fatalf("login: %s%s", r.out, r.err)
+	}
+}
+
+// What the refusal of a key asks for works: a new one, also that of a daemon made anew there, whose
+// id is another; or the same again, once it is good. What had to be told meanwhile is told.
+func TestLoginAfterARefusalConnectsAndTellsWhatWaited(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start()
+	s.login(server, cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	placed := placedSpec(uuid, "demo", "0", nil)
+	tell(t, ctx, c, "agent/upsert", placed)
+	tell(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "0 3 * * *", "timezone": "UTC", "trigger": "sleep 1000", "enabled": true})
+	tell(t, ctx, c, "cron/run", map[string]any{"cronId": cron})
+	s.untilState("demo", "running")
+	raw, err := json.Marshal(placed["spec"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw}})
+	refuse := func(key string) {
+		t.Helper()
+		server.Revoke(key)
+		server.Drop()
+		s.until("the key is refused", func() bool { return strings.Contains(s.ok("status"), "refused by the control plane") })
+	}
+	refuse(cptest.Key)
+	s.ok("agent", "stop", "demo") // ends the turn
+	s.until("there is something to tell", func() bool { return strings.Contains(s.ok("status"), "reports wait") })
+	server.Give("key-of-a-new-daemon", cp.NewID())
+	s.login(server, "key-of-a-new-daemon")
+	server.Until(ctx, "the end of the session", func() bool {
+		var got cp.Session
+		for _, e := range server.Frames("event/session-sync") {
+			if json.Unmarshal(e.Payload, &got) == nil && got.AgentID == uuid && got.Phase == "end" {
+				return true
+			}
+		}
+		return false
+	})
+	refuse("key-of-a-new-daemon")
+	conns := server.Conns()
+	server.Give("key-of-a-new-daemon", cp.NewID())
+	s.login(server, "key-of-a-new-daemon") // as it was kept already
+	server.Until(ctx, "a connection", func() bool { return server.Conns() > conns })
+	noCPFaults(t, server)
+}
+
+// An agent that a person stops is not started again by what the control plane changes meanwhile.
+func TestAgentThatIsBeingStoppedStaysSoWhenTheControlPlaneChangesIt(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	uuid := cp.NewID()
+	tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "demo", "0", nil))
+	s.ok("agent", "start", "demo")
+	runtime := s.runtime()
+	runtime.signal(syscall.SIGSTOP) // its end takes a while
+	stopped := make(chan result, 1)
+	go func() { stopped <- s.run("agent", "stop", "demo") }()
+	s.untilState("demo", "stopping")
+	tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "demo", "1", map[string]any{"env": map[string]string{"FROM_CP": "changed"}}))
+	if r := <-stopped; r.code != 0 || !strings.Contains(r.out, "stopped") {
+		t.Errorf("stop: %d %s%s", r.code, r.out, r.err)
+	}
+	// What was wished of it before has been done when this is.
+	tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "demo", "2", map[string]any{"env": map[string]string{"FROM_CP": "changed again"}}))
+	s.ok("agent", "stop", "demo")
+	if log := s.read(filepath.Join(s.root, "logs/daemon.log")); strings.Count(log, "agent ended") != 1 {
+		t.Errorf("it was started again:\n%s", log)
 	}
 }
 

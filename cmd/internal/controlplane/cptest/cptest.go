@@ -107,6 +107,13 @@ func (s *Server) Beat(sec int64) {
 	s.beat = sec
 }
 
+// Give makes the key one that is taken, of the daemon with this id.
+func (s *Server) Give(key, daemonID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keys[key] = daemonID
+}
+
 // Revoke makes the key one that is refused at the next auth.
 func (s *Server) Revoke(key string) {
 	s.mu.Lock()
