@@ -101,7 +101,7 @@ func (p *Placement) Credential(ctx context.Context, id string, repo gitcred.Repo
 		q.Provider, q.ExternalRepoID = r.provider, string(r.id)
 	}
 	g.username, g.token, g.refused, g.pause, g.rejected, g.asked = "", "", nil, time.Time{}, false, now
-	e, err := p.tell.AskOnce(ctx, "gitcred/request", q)
+	e, err := p.reporter().AskOnce(ctx, "gitcred/request", q)
 	var fe *cp.FrameError
 	switch {
 	case errors.As(err, &fe):
@@ -170,7 +170,7 @@ func (p *Placement) grantOf(id string, repo gitcred.Repo) (uuid string, r reposi
 		return "", r, nil, errUnread
 	case a.refusal != "":
 		return "", r, nil, errors.New(a.refusal)
-	case p.tell == nil:
+	case p.reporter() == nil:
 		return "", r, nil, cp.ErrNotConnected
 	}
 	list, _ := repositories(a.spec.Workspace.V)

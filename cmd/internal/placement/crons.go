@@ -29,15 +29,16 @@ type crons struct {
 
 	// The rest under Placement.mu.
 	byID    map[string]*cronEntry
-	running map[string]running // by cron id
-	drained bool               // the daemon takes no more turns
-	idle    []func()           // called when no turn runs
+	running map[string]*running // by cron id
+	drained bool                // the daemon takes no more turns
+	idle    []func()            // called when no turn runs
 }
 
 // running is a turn under way.
 type running struct {
 	agent string
 	stop  context.CancelFunc
+	gone  bool // the agent was removed, and what the turn said goes with it
 }
 
 type cronEntry struct {
@@ -55,7 +56,7 @@ const setBack = time.Hour
 func (e *cronEntry) plan(now time.Time) { e.since, e.next = now, e.when.Next(now) }
 
 func newCrons(p *Placement) *crons {
-	c := &crons{p: p, wake: make(chan struct{}, 1), byID: map[string]*cronEntry{}, running: map[string]running{}}
+	c := &crons{p: p, wake: make(chan struct{}, 1), byID: map[string]*cronEntry{}, running: map[string]*running{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.wg.Go(c.clock)
 	return c
@@ -120,6 +121,16 @@ func (c *crons) replace(list []cp.Cron) {
 func (c *crons) cancelOf(agent string) {
 	for _, turn := range c.running {
 		if turn.agent == agent {
+			turn.stop()
+		}
+	}
+}
+
+// discardOf ends the turns of an agent that is removed; nothing is kept of them.
+func (c *crons) discardOf(agent string) {
+	for _, turn := range c.running {
+		if turn.agent == agent {
+			turn.gone = true
 			turn.stop()
 		}
 	}
@@ -191,13 +202,15 @@ func (c *crons) fire(cron cp.Cron, before func()) string {
 		reason = a.refusal
 	case c.drained:
 		reason = "the daemon is draining"
-	case c.running[cron.CronID].stop != nil:
+	case c.p.unserved != "":
+		reason = c.p.unserved
+	case c.running[cron.CronID] != nil:
 		reason = "its last run is not over"
 	}
 	fired := cp.Stamp(c.p.o.Now())
 	report := cp.CronReport{CronID: cron.CronID, AgentID: cron.AgentID, FiredAt: fired}
 	if reason != "" {
-		if before == nil { // by the clock: nobody else hears of it
+		if before == nil && c.p.unserved == "" { // by the clock: nobody else hears of it
 			report.Status, report.Reason = "failed", reason
 			c.p.report("cron "+cron.CronID+fired, "cron/report", report, false)
 		}
@@ -207,13 +220,19 @@ func (c *crons) fire(cron cp.Cron, before func()) string {
 		before()
 	}
 	ctx, stop := context.WithTimeout(c.ctx, turnLimit)
-	c.running[cron.CronID] = running{cron.AgentID, stop}
+	turn := &running{agent: cron.AgentID, stop: stop}
+	c.running[cron.CronID] = turn
 	id, name, runtime := a.id, a.spec.Name, a.spec.Runtime.V
 	c.wg.Go(func() {
 		defer stop()
-		c.turn(ctx, cron, report, id, name, runtime)
+		session := c.turn(ctx, cron, report, id, name, runtime)
 		c.p.mu.Lock()
 		delete(c.running, cron.CronID)
+		if turn.gone {
+			if err := c.p.o.Sessions.Remove(session); err != nil {
+				c.p.o.Log.Error("a session of a removed agent was not removed", "session", session, "error", err)
+			}
+		}
 		var idle []func()
 		if len(c.running) == 0 {
 			idle, c.idle = c.idle, nil
@@ -227,7 +246,7 @@ func (c *crons) fire(cron cp.Cron, before func()) string {
 }
 
 // turn runs one prompt and tells of it: fired, session known, finished.
-func (c *crons) turn(ctx context.Context, cron cp.Cron, report cp.CronReport, id, name, runtime string) {
+func (c *crons) turn(ctx context.Context, cron cp.Cron, report cp.CronReport, id, name, runtime string) (sessionID string) {
 	p := c.p
 	began := p.o.Now()
 	key := "cron " + cron.CronID + report.FiredAt
@@ -269,7 +288,7 @@ func (c *crons) turn(ctx context.Context, cron cp.Cron, report cp.CronReport, id
 		err = werr
 	}
 	if err != nil && c.ctx.Err() != nil {
-		return // the daemon ends, and the next one tells of it: nobody is connected any more
+		return session.SessionID // the daemon ends, and the next one tells of it: nobody is connected any more
 	}
 	done := p.o.Now()
 	session.Phase, session.Status, session.LastActivityAt, session.TS = "end", "completed", cp.Stamp(done), cp.Stamp(done)
@@ -277,19 +296,23 @@ func (c *crons) turn(ctx context.Context, cron cp.Cron, report cp.CronReport, id
 	report.Status, report.DurationMS = "success", &ms
 	if err != nil {
 		session.Status, report.Status, report.Reason = "failed", "failed", cut(err.Error(), 500)
-		if errors.Is(err, context.Canceled) {
-			session.Status = "canceled"
+		switch {
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			report.Reason = fmt.Sprintf("the turn was ended: it took longer than %v", turnLimit)
+		case errors.Is(err, context.Canceled):
+			session.Status, report.Reason = "canceled", "the turn was cancelled"
 		}
 		session.Summary = report.Reason
 	}
 	if err := p.o.Sessions.Put(session); err != nil {
 		p.o.Log.Error("a session's end was not written", "session", session.SessionID, "error", err)
 	}
-	if p.tell != nil {
-		p.tell.Tell("event/session-activity", cp.SessionActivity{SessionID: session.SessionID, AgentID: cron.AgentID, Revision: t.revision(), TS: cp.Stamp(done)})
+	if tell := p.reporter(); tell != nil {
+		tell.Tell("event/session-activity", cp.SessionActivity{SessionID: session.SessionID, AgentID: cron.AgentID, Revision: t.revision(), TS: cp.Stamp(done)})
 	}
 	p.report("session "+session.SessionID, "event/session-sync", session, true)
 	p.report(key, "cron/report", report, false)
+	return session.SessionID
 }
 
 // title is the first line of a prompt, bounded.
@@ -314,8 +337,9 @@ func (c *crons) drain(ctx context.Context, d cp.Drain, answer cp.Responder) {
 	done := func() {
 		answer(cp.Reply{Type: "drain/done", Payload: cp.DrainDone{Released: []json.RawMessage{}}}, nil)
 	}
-	if d.Scope.Kind == "daemon" {
+	if d.Scope.Kind == "daemon" && !c.drained {
 		c.drained = true
+		c.p.o.Log.Warn("the control plane has this daemon drained: it takes no turn until it is connected anew")
 	}
 	if len(c.running) == 0 || d.Scope.Kind != "daemon" {
 		done()

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/agent"
@@ -64,6 +65,9 @@ type Reporter interface {
 // daemon hold, of each: they are in memory, and each may be as long as a message.
 const mostHeld = 2000
 
+// mostReason bounds why an agent is refused, in bytes.
+const mostReason = 2000
+
 // tooMany says so.
 func tooMany(what string) string {
 	return fmt.Sprintf("this daemon holds %d %s at most; remove some first", mostHeld, what)
@@ -111,7 +115,7 @@ type Options struct {
 // Placement implements controlplane.Handler.
 type Placement struct {
 	o    Options
-	tell Reporter
+	tell atomic.Pointer[Reporter] // set anew with each client, while turns run
 
 	// ids may be asked for by a Host that is being called.
 	marksMu sync.Mutex
@@ -126,6 +130,8 @@ type Placement struct {
 	offers  []string                // the control plane's own features
 	author  *cp.GitIdentity         // of commits; nil: not said
 	broken  []cp.Session            // cut off by the end of an earlier daemon, and not yet told
+	// unserved says why this daemon serves nothing; "" if it does.
+	unserved string
 }
 
 // New reads the marks of an earlier daemon. The reporter is set before the first frame.
@@ -155,7 +161,15 @@ func New(o Options) (*Placement, error) {
 }
 
 // Use sets who reports are told to.
-func (p *Placement) Use(r Reporter) { p.tell = r }
+func (p *Placement) Use(r Reporter) { p.tell.Store(&r) }
+
+// reporter is who reports are told to now; nil before the first.
+func (p *Placement) reporter() Reporter {
+	if r := p.tell.Load(); r != nil {
+		return *r
+	}
+	return nil
+}
 
 // Close ends the clock and waits for turns under way, whose contexts end.
 func (p *Placement) Close() { p.crons.close() }
@@ -224,9 +238,9 @@ func (p *Placement) put(a *placed) {
 		p.o.Log.Error("an agent of the control plane was not stopped", "agent", a.id, "error", derr)
 	}
 	if err != nil {
-		a.refusal = err.Error()
+		a.refusal = cut(err.Error(), mostReason) // words of the spec may be in it
 		if a.refusal != was {
-			p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", err)
+			p.o.Log.Warn("an agent of the control plane is refused", "agent", a.id, "reason", a.refusal)
 		}
 	}
 }
@@ -248,9 +262,16 @@ func (p *Placement) Local() cp.LocalState {
 }
 
 // Registered applies the whole of what this daemon is to hold.
-func (p *Placement) Registered(_ context.Context, _ cp.AuthOK, ok cp.RegisterOK) {
+func (p *Placement) Registered(_ context.Context, auth cp.AuthOK, ok cp.RegisterOK) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.crons.drained = false
+	p.unserved = ""
+	if auth.MemberSet != nil {
+		// Others of the set are told of the same agents and crons: who serves which needs a duty.
+		p.unserved = "this daemon was put into a member set, which it cannot serve; take it out of the set"
+		return
+	}
 	p.setRetention(ok.SessionRetention)
 	p.offers, p.author = ok.ServerFeatures, ok.GitCommitIdentity
 	servers := map[string]cp.MCPServer{}
@@ -417,6 +438,9 @@ func (p *Placement) drop(uuid string, remove bool) {
 		return
 	}
 	p.crons.removeOf(uuid)
+	if remove {
+		p.crons.discardOf(uuid)
+	}
 	p.know(a.id, false)
 	if err := p.o.Host.Drop(a.id, remove); err != nil {
 		p.o.Log.Error("an agent of the control plane was not removed", "agent", a.id, "error", err)
@@ -551,6 +575,12 @@ func (p *Placement) Request(ctx context.Context, e cp.Envelope, answer cp.Respon
 
 // request answers at once, or returns nothing and has the answer given later.
 func (p *Placement) request(ctx context.Context, e cp.Envelope, answer cp.Responder) (cp.Reply, *cp.FrameError) {
+	if p.unserved != "" {
+		switch e.Type {
+		case "agent/upsert", "agent/activate", "cron/upsert", "cron/run":
+			return cp.AckReply(p.unserved), nil
+		}
+	}
 	switch e.Type {
 	case "agent/upsert":
 		var u cp.AgentUpsert
@@ -729,10 +759,11 @@ func (p *Placement) purge() {
 }
 
 func (p *Placement) report(key, typ string, payload any, acked bool) {
-	if p.tell == nil {
+	tell := p.reporter()
+	if tell == nil {
 		return
 	}
-	if err := p.tell.Report(key, typ, payload, acked); err != nil {
+	if err := tell.Report(key, typ, payload, acked); err != nil {
 		p.o.Log.Error("a report was not sent", "type", typ, "error", err)
 	}
 }

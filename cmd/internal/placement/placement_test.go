@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"agentconnect.md/sandbox/cmd/internal/agent"
 	cp "agentconnect.md/sandbox/cmd/internal/controlplane"
 	"agentconnect.md/sandbox/cmd/internal/controlplane/cptest"
@@ -482,6 +484,112 @@ func TestTurnThatTheDaemonDidNotLiveToEndIsReportedByTheNext(t *testing.T) {
 	if err != nil || !slices.Equal(gone[uuid], []string{begun.SessionID}) {
 		t.Errorf("it is not purged: %v, %v", gone, err)
 	}
+}
+
+// An agent is removed in the middle of a turn: the turn ends, and what it says in doing so does not
+// stay on the disk.
+func TestNothingIsKeptOfATurnWhoseAgentWasRemoved(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	began := make(chan struct{})
+	d.host.turn = func(ctx context.Context, _ string, turn Turn) error {
+		close(began)
+		<-ctx.Done()
+		if err := turn.Update(json.RawMessage(`{"update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"last words"}}}`)); err != nil {
+			return err
+		}
+		return context.Canceled
+	}
+	upsert(t, ctx, c, spec(uuid, "worker", "1", nil))
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+	request(t, ctx, c, "cron/run", map[string]any{"cronId": cron})
+	<-began
+	c.Tell("agent/remove", map[string]any{"agentId": uuid})
+	var report cp.CronReport
+	s.Until(ctx, "the end of the run", func() bool {
+		for _, f := range s.Frames("cron/report") {
+			if json.Unmarshal(f.Payload, &report) == nil && report.Status != "" {
+				return true
+			}
+		}
+		return false
+	})
+	if report.Status != "failed" || report.Reason != "the turn was cancelled" {
+		t.Errorf("reported %+v", report)
+	}
+	for d.p.Running() > 0 {
+		runtime.Gosched()
+	}
+	err := d.p.o.Sessions.db.View(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketSessions, bucketMessages, bucketBodies} {
+			if k, v := tx.Bucket(name).Cursor().First(); k != nil {
+				t.Errorf("%s: %s is kept: %s", name, k, v)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A drain counts for the connection that it came on: who is connected anew is to work again.
+func TestDrainEndsWithTheConnection(t *testing.T) {
+	s := cptest.New(t)
+	newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	agent := spec(uuid, "worker", "1", nil)
+	upsert(t, ctx, c, agent)
+	daily := map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true}
+	request(t, ctx, c, "cron/upsert", daily)
+	if e, err := c.Ask(ctx, "daemon/drain", map[string]any{"scope": map[string]any{"kind": "daemon"}, "deadline": cp.Stamp(time.Now())}); err != nil || e.Type != "drain/done" {
+		t.Fatalf("%s, %v", e.Type, err)
+	}
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); a.OK || !strings.Contains(a.Reason, "draining") {
+		t.Errorf("while it drains: %+v", a)
+	}
+	s.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw(t, agent)}, Crons: []json.RawMessage{raw(t, daily)}})
+	s.Drop()
+	s.Wait(ctx, "register", 2)
+	c = s.Ready(ctx)
+	if a := request(t, ctx, c, "cron/run", map[string]any{"cronId": cron}); !a.OK {
+		t.Errorf("connected anew: %+v", a)
+	}
+}
+
+// Each daemon of a set is told of all that the set has: without duties, none of it is this one's.
+func TestInAMemberSetNothingIsServed(t *testing.T) {
+	s := cptest.New(t)
+	d := newDaemon(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid, other, cron := cp.NewID(), cp.NewID(), cp.NewID()
+	own, theirs := spec(uuid, "own", "1", nil), spec(other, "theirs", "1", nil)
+	upsert(t, ctx, c, own)
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+	s.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw(t, theirs)}})
+	s.Set("pool")
+	s.Drop()
+	s.Wait(ctx, "register", 2)
+	c = s.Ready(ctx)
+	for typ, payload := range map[string]any{"cron/run": map[string]any{"cronId": cron}, "agent/upsert": map[string]any{"agentId": other, "spec": theirs}} {
+		if a := request(t, ctx, c, typ, payload); a.OK || !strings.Contains(a.Reason, "member set") {
+			t.Errorf("%s: %+v", typ, a)
+		}
+	}
+	if list := d.p.List(); len(list) != 1 || list[0].Name != "own" {
+		t.Errorf("it holds %+v", list)
+	}
+	s.Set("")
+	s.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw(t, own), raw(t, theirs)}})
+	s.Drop()
+	s.Wait(ctx, "register", 3)
+	s.Until(ctx, "both agents", func() bool { return len(d.p.List()) == 2 })
 }
 
 // Only the turns of the agent that moves away are ended.

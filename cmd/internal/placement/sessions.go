@@ -255,6 +255,11 @@ func remove(tx *bbolt.Tx, id string) error {
 	return nil
 }
 
+// Remove removes a session.
+func (s *Sessions) Remove(id string) error {
+	return s.update(func(tx *bbolt.Tx) error { return remove(tx, id) })
+}
+
 // RemoveOf removes the sessions of an agent.
 func (s *Sessions) RemoveOf(agent string) error {
 	return s.update(func(tx *bbolt.Tx) error {

@@ -41,7 +41,8 @@ type Server struct {
 	onAuth  func(*Conn) bool // false: do not answer
 	ack     func(cp.Envelope) (string, any, bool)
 	conns   int
-	beat    int64 // what auth/ok says of heartbeats, seconds
+	beat    int64  // what auth/ok says of heartbeats, seconds
+	set     string // name of the member set that the daemons are in; "" for none
 }
 
 // Conn is one daemon's connection.
@@ -112,6 +113,13 @@ func (s *Server) Give(key, daemonID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keys[key] = daemonID
+}
+
+// Set puts the daemons into a member set, from their next connection on.
+func (s *Server) Set(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set = name
 }
 
 // Revoke makes the key one that is refused at the next auth.
@@ -379,14 +387,18 @@ func (c *Conn) act(e cp.Envelope) {
 			old := s.live
 			s.live = c
 			c.state = "authed"
+			said := map[string]any{
+				"daemonId": id, "sessionEpoch": c.Epoch, "heartbeatSec": s.beat, "dutyLeaseMs": 120000,
+				"serverTime": cp.Stamp(time.Now()), "organizationMode": "connection", "orgSlug": "-",
+			}
+			if s.set != "" {
+				said["memberSet"] = map[string]any{"setId": cp.NewID(), "name": s.set}
+			}
 			s.mu.Unlock()
 			if old != nil && old != c {
 				_ = old.ws.Close(cp.CloseReplaced, "replaced")
 			}
-			c.write(cp.Envelope{Type: "auth/ok", Corr: e.ID}, map[string]any{
-				"daemonId": id, "sessionEpoch": c.Epoch, "heartbeatSec": s.beat, "dutyLeaseMs": 120000,
-				"serverTime": cp.Stamp(time.Now()), "organizationMode": "connection", "orgSlug": "-",
-			})
+			c.write(cp.Envelope{Type: "auth/ok", Corr: e.ID}, said)
 			return
 		}
 		s.mu.Unlock()
