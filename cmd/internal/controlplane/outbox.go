@@ -149,6 +149,9 @@ func (o *outbox) send(ctx context.Context, k *conn, r *report) bool {
 	if fe := Decode(e.Payload, &ack); fe != nil || !ack.OK {
 		k.c.o.Log.Warn("the control plane did not take a report", "type", r.typ, "reason", said(ack.Reason, k.key))
 	}
+	if k.c.o.Taken != nil {
+		k.c.o.Taken(r.typ, r.payload)
+	}
 	o.done(r)
 	return true
 }

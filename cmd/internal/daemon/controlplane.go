@@ -176,7 +176,7 @@ func (r *remote) apply(ctx context.Context, asked bool) error {
 	client := cp.New(cp.Options{
 		URL: endpoint, Key: func() (string, error) { return r.key() }, Version: r.d.o.Build, Known: r.d.readDaemonID,
 		TLS: &tls.Config{RootCAs: certs, MinVersion: tls.VersionTLS12}, Register: r.register, Facts: r.facts, Load: r.load,
-		Handler: r.placement, Log: r.d.log, Changed: r.changed, Learned: r.d.writeDaemonID, After: r.before(endpoint),
+		Handler: r.placement, Taken: r.placement.Taken, Log: r.d.log, Changed: r.changed, Learned: r.d.writeDaemonID, After: r.before(endpoint),
 	})
 	r.placement.Use(client)
 	ctx, stop := context.WithCancel(ctx)

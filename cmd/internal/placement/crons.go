@@ -304,7 +304,7 @@ func (c *crons) turn(ctx context.Context, cron cp.Cron, report cp.CronReport, id
 		}
 		session.Summary = report.Reason
 	}
-	if err := p.o.Sessions.Put(session); err != nil {
+	if err := p.o.Sessions.End(session, &report); err != nil {
 		p.o.Log.Error("a session's end was not written", "session", session.SessionID, "error", err)
 	}
 	if tell := p.reporter(); tell != nil {

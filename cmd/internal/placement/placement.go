@@ -129,7 +129,7 @@ type Placement struct {
 	retain  time.Duration           // of sessions; 0: for ever
 	offers  []string                // the control plane's own features
 	author  *cp.GitIdentity         // of commits; nil: not said
-	broken  []cp.Session            // cut off by the end of an earlier daemon, and not yet told
+	untold  []Ended                 // of an earlier daemon
 	// unserved says why this daemon serves nothing; "" if it does.
 	unserved string
 }
@@ -153,7 +153,7 @@ func New(o Options) (*Placement, error) {
 		p.agents[m.AgentID] = &placed{uuid: m.AgentID, id: id, moveID: m.MoveID, marked: m, spec: cp.AgentSpec{AgentID: m.AgentID, Name: m.Name}}
 	}
 	if o.Sessions != nil {
-		if p.broken, err = o.Sessions.Broken(); err != nil {
+		if p.untold, err = o.Sessions.Untold(); err != nil {
 			o.Log.Error("sessions that an earlier daemon did not end stay as they were", "error", err)
 		}
 	}
@@ -320,23 +320,32 @@ func (p *Placement) Registered(_ context.Context, auth cp.AuthOK, ok cp.Register
 	for _, id := range ok.Drop.Crons {
 		p.crons.remove(id)
 	}
-	p.tellBroken()
+	p.tellUntold()
 	p.purge()
 }
 
-// tellBroken tells of the turns that ended with an earlier daemon: there they run until somebody
-// says otherwise.
-func (p *Placement) tellBroken() {
-	for _, s := range p.broken {
-		if p.agents[s.AgentID] == nil {
+// tellUntold tells of the turns that ended with an earlier daemon, or in its time: there they run
+// until somebody says otherwise.
+func (p *Placement) tellUntold() {
+	for _, e := range p.untold {
+		if p.agents[e.Session.AgentID] == nil {
 			continue
 		}
-		p.report("session "+s.SessionID, "event/session-sync", s, true)
-		if id, ok := strings.CutPrefix(s.TriggeredBy, "cron:"); ok {
-			p.report("cron "+id+s.TS, "cron/report", cp.CronReport{CronID: id, AgentID: s.AgentID, FiredAt: s.TS, Status: "failed", SessionID: s.SessionID, Reason: s.Summary}, false)
+		p.report("session "+e.Session.SessionID, "event/session-sync", e.Session, true)
+		if e.Report.CronID != "" {
+			p.report("cron "+e.Report.CronID+e.Report.FiredAt, "cron/report", e.Report, false)
 		}
 	}
-	p.broken = nil
+	p.untold = nil
+}
+
+// Taken hears of each report that the control plane acknowledged.
+func (p *Placement) Taken(typ string, payload any) {
+	if s, ok := payload.(cp.Session); ok && typ == "event/session-sync" && s.Phase == "end" {
+		if err := p.o.Sessions.Told(s.SessionID); err != nil {
+			p.o.Log.Error("that a session's end was told is not kept", "session", s.SessionID, "error", err)
+		}
+	}
 }
 
 func (p *Placement) readCrons(list []json.RawMessage) []cp.Cron {

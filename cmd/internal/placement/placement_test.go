@@ -118,7 +118,7 @@ func (d *daemon) start(t *testing.T, url string, timing cp.Timing) (stop func())
 		t.Fatal(err)
 	}
 	d.c = cp.New(cp.Options{
-		URL: url, Key: func() (string, error) { return cptest.Key, nil }, Version: "0.1.0", Handler: d.p, Timing: timing,
+		URL: url, Key: func() (string, error) { return cptest.Key, nil }, Version: "0.1.0", Handler: d.p, Taken: d.p.Taken, Timing: timing,
 		Register: func() cp.Register {
 			return cp.Register{
 				Host: "host-1", MaxAgents: 8, LocalState: d.p.Local(),
@@ -483,6 +483,66 @@ func TestTurnThatTheDaemonDidNotLiveToEndIsReportedByTheNext(t *testing.T) {
 	gone, err := d.p.o.Sessions.Purge(time.Now().Add(time.Hour))
 	if err != nil || !slices.Equal(gone[uuid], []string{begun.SessionID}) {
 		t.Errorf("it is not purged: %v, %v", gone, err)
+	}
+}
+
+// A turn ended while the control plane was away, and so did the daemon: the next one tells of both,
+// until it is heard, and then no more.
+func TestTurnThatEndedWithNobodyToTellIsReportedByTheNextDaemon(t *testing.T) {
+	s := cptest.New(t)
+	d := &daemon{dir: t.TempDir(), host: newHost()}
+	stop := d.start(t, s.URL(), quick)
+	ctx := within(t, patience)
+	c := s.Ready(ctx)
+	uuid, cron := cp.NewID(), cp.NewID()
+	agent := spec(uuid, "worker", "1", nil)
+	upsert(t, ctx, c, agent)
+	request(t, ctx, c, "cron/upsert", map[string]any{"cronId": cron, "agentId": uuid, "schedule": "@daily", "timezone": "UTC", "trigger": "x", "enabled": true})
+	began, goOn := make(chan struct{}), make(chan struct{})
+	d.host.turn = func(context.Context, string, Turn) error {
+		close(began)
+		<-goOn
+		return nil
+	}
+	request(t, ctx, c, "cron/run", map[string]any{"cronId": cron})
+	<-began
+	s.OnAuth(func(*cptest.Conn) bool { return false }) // away
+	s.Drop()
+	close(goOn)
+	for d.p.Running() > 0 {
+		runtime.Gosched()
+	}
+	s.Hold(cp.RegisterOK{Agents: []json.RawMessage{raw(t, agent)}})
+	stop()
+	stop = d.start(t, s.URL(), quick) // and it ends again before it is heard
+	stop()
+	s.OnAuth(nil)
+	stop = d.start(t, s.URL(), quick)
+	var ended cp.Session
+	if err := json.Unmarshal(s.Wait(ctx, "event/session-sync", 1).Payload, &ended); err != nil || ended.AgentID != uuid || ended.Phase != "end" || ended.Status != "completed" {
+		t.Errorf("the next daemon says %+v, %v", ended, err)
+	}
+	var report cp.CronReport
+	s.Until(ctx, "the run is reported", func() bool {
+		for _, f := range s.Frames("cron/report") {
+			if json.Unmarshal(f.Payload, &report) == nil && report.Status != "" {
+				return true
+			}
+		}
+		return false
+	})
+	if report.CronID != cron || report.Status != "success" || report.SessionID != ended.SessionID || report.DurationMS == nil {
+		t.Errorf("the run is reported as %+v", report)
+	}
+	for d.c.Status().Waiting > 0 && ctx.Err() == nil { // until a ping came back
+		runtime.Gosched()
+	}
+	stop()
+	n := len(s.Frames("event/session-sync"))
+	d.start(t, s.URL(), quick)
+	s.Until(ctx, "an answer of the next", func() bool { return len(d.p.List()) == 1 && d.c.Status().State == cp.StateReady })
+	if left, err := d.p.o.Sessions.Untold(); err != nil || len(left) > 0 || len(s.Frames("event/session-sync")) != n {
+		t.Errorf("it is told again and again: %+v, %v", left, err)
 	}
 }
 
@@ -1211,7 +1271,7 @@ func TestSessionsThatWereDamagedAreAnError(t *testing.T) {
 			_, herr := s.History(cp.HistoryRequest{AgentID: "x", SessionID: fmt.Sprintf("ses_%d", i), Limit: 10})
 			err = errors.Join(err, herr)
 		}
-		_, berr := s.Broken()
+		_, berr := s.Untold()
 		_, perr := s.Purge(time.Now())
 		for range 2 { // the second does not wait for the first
 			err = errors.Join(err, s.Put(cp.Session{SessionID: "new", AgentID: "x"}), s.RemoveOf("x"))

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,8 @@ type stored struct {
 	Record     cp.Session    `json:"record"`
 	Visibility cp.Visibility `json:"visibility,omitzero"`
 	Last       time.Time     `json:"last"`
+	// Untold is the end of its run, while the control plane has not said that it has the session's.
+	Untold *cp.CronReport `json:"untold,omitempty"`
 }
 
 // OpenSessions opens the store at path (0600), making it when missing.
@@ -111,7 +114,10 @@ func (s *Sessions) update(f func(*bbolt.Tx) error) (err error) {
 func (s *Sessions) Close() error { return s.db.Close() }
 
 // Put writes a session's record.
-func (s *Sessions) Put(r cp.Session) error {
+func (s *Sessions) Put(r cp.Session) error { return s.End(r, nil) }
+
+// End writes a session's record and the report of its run, which wait to be told.
+func (s *Sessions) End(r cp.Session, untold *cp.CronReport) error {
 	return s.update(func(tx *bbolt.Tx) error {
 		st, err := get(tx, r.SessionID)
 		if err != nil && !errors.Is(err, errNoSession) {
@@ -120,7 +126,22 @@ func (s *Sessions) Put(r cp.Session) error {
 		if err == nil && st.Record.AgentID != r.AgentID {
 			return fmt.Errorf("session %s is another agent's", r.SessionID)
 		}
-		st.Record, st.Last = r, s.now()
+		st.Record, st.Last, st.Untold = r, s.now(), untold
+		return put(tx, st)
+	})
+}
+
+// Told notes that the control plane has the end of a session.
+func (s *Sessions) Told(id string) error {
+	return s.update(func(tx *bbolt.Tx) error {
+		st, err := get(tx, id)
+		if errors.Is(err, errNoSession) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		st.Untold = nil
 		return put(tx, st)
 	})
 }
@@ -184,32 +205,49 @@ func (s *Sessions) Write(sessionID string, messages []cp.Message, bodies map[str
 	})
 }
 
-// Broken ends the sessions whose turns ended with an earlier daemon, and gives them as they are now.
-func (s *Sessions) Broken() (list []cp.Session, err error) {
+// Ended is a session and the report of its run.
+type Ended struct {
+	Session cp.Session
+	Report  cp.CronReport
+}
+
+// Untold ends the sessions whose turns ended with an earlier daemon, and gives them with those whose
+// end an earlier daemon could not tell.
+func (s *Sessions) Untold() (list []Ended, err error) {
 	var found []stored
+	broken := false
 	err = s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketSessions).ForEach(func(_, raw []byte) error {
 			var st stored
-			if json.Unmarshal(raw, &st) == nil && st.Record.SessionID != "" && st.Record.Phase != "end" {
-				found = append(found, st)
+			if json.Unmarshal(raw, &st) != nil || st.Record.SessionID == "" || st.Record.Phase == "end" && st.Untold == nil {
+				return nil
 			}
+			if r := &st.Record; r.Phase != "end" {
+				broken = true
+				r.Phase, r.Status, r.Summary = "end", "failed", "the daemon ended before the turn did"
+				id, _ := strings.CutPrefix(r.TriggeredBy, "cron:")
+				st.Untold = &cp.CronReport{CronID: id, AgentID: r.AgentID, FiredAt: r.TS, Status: "failed", SessionID: r.SessionID, Reason: r.Summary}
+			}
+			found = append(found, st)
 			return nil
 		})
 	})
-	if err != nil || len(found) == 0 {
-		return nil, err // mostly: nothing is written
+	if err != nil {
+		return nil, err
 	}
-	err = s.update(func(tx *bbolt.Tx) error {
-		list = nil
-		for _, st := range found {
-			st.Record.Phase, st.Record.Status, st.Record.Summary = "end", "failed", "the daemon ended before the turn did"
-			if err := put(tx, st); err != nil {
-				return err
+	if broken { // mostly nothing is written
+		err = s.update(func(tx *bbolt.Tx) error {
+			for _, st := range found {
+				if err := put(tx, st); err != nil {
+					return err
+				}
 			}
-			list = append(list, st.Record)
-		}
-		return nil
-	})
+			return nil
+		})
+	}
+	for _, st := range found {
+		list = append(list, Ended{st.Record, *st.Untold})
+	}
 	return list, err
 }
 
