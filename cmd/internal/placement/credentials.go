@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,11 +57,14 @@ func repositories(w cp.WorkspaceSpec) (list []repository, bad []string) {
 		if err == nil {
 			r, err = gitcred.Parse(u.Scheme, u.Host, u.Path)
 		}
-		if err == nil && (u.User != nil || u.RawQuery != "" || u.Fragment != "") {
+		switch {
+		case err == nil && u.User != nil:
+			err = errors.New("the address holds a user or a password")
+		case err == nil && (u.RawQuery != "" || u.Fragment != ""):
 			err = errors.New("it has more than a host and a path")
 		}
 		if err != nil {
-			bad = append(bad, fmt.Sprintf("repository %.80q cannot be used: %v", address, err))
+			bad = append(bad, fmt.Sprintf("repository %.80q cannot be used: %v", withoutSecrets(address), bare(err)))
 			return r
 		}
 		list = append(list, repository{Repo: r, fullName: r.Path, provider: provider, id: id})
@@ -75,6 +79,27 @@ func repositories(w cp.WorkspaceSpec) (list []repository, bad []string) {
 		add("https://"+host+"/"+more.RepoFullName, more.RepoID)
 	}
 	return list, bad
+}
+
+// withoutSecrets is an address as it may be logged and shown: people write passwords into them.
+func withoutSecrets(address string) string {
+	if !strings.Contains(address, "://") {
+		return address
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return "…"
+	}
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	return u.String()
+}
+
+// bare is why an address cannot be read, without the address.
+func bare(err error) error {
+	if errors.As(err, new(*url.Error)) {
+		return errors.New("it is no address")
+	}
+	return err
 }
 
 // Credential gives what git needs for a repository that is assigned to the agent.

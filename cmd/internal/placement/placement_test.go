@@ -320,13 +320,15 @@ func TestWorkspaceFromARepository(t *testing.T) {
 		{map[string]any{"mode": "github", "gitRepo": "https://github.com/acme/app.git", "branch": "main", "agentDir": "sub", "isolation": "session"}, "", "https://github.com/acme/app", 1},
 		{map[string]any{"mode": "gitlab", "gitRepo": "https://gitlab.com/g/s/app", "projectId": 7, "additionalRepos": []any{map[string]any{"repoFullName": "g/other"}}}, "", "https://gitlab.com/g/s/app", 2},
 		{map[string]any{"mode": "github", "gitRepo": "git@github.com:acme/app"}, "cannot be made", "", 0},
-		{map[string]any{"mode": "github", "gitRepo": "https://x:y@github.com/acme/app"}, "cannot be made", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "https://x:canary@github.com/acme/app"}, "user or a password", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "https://x:canary/1@github.com/acme/app"}, "no address", "", 0},
+		{map[string]any{"mode": "github", "gitRepo": "https://github.com/acme/app?token=canary"}, "cannot be made", "", 0},
 		{map[string]any{"mode": "github", "gitRepo": "file:///etc"}, "cannot be made", "", 0},
 		{map[string]any{"mode": "github", "gitRepo": "https://github.com/acme/app", "branch": "--upload-pack=x"}, "dash", "", 0},
 		{map[string]any{"mode": "svn"}, "not known", "", 0},
 	} {
 		a := upsert(t, ctx, c, spec(uuid, "a", fmt.Sprint(i), map[string]any{"workspace": step.workspace}))
-		if a.OK != (step.refused == "") || !strings.Contains(a.Reason, step.refused) {
+		if a.OK != (step.refused == "") || !strings.Contains(a.Reason, step.refused) || strings.Contains(a.Reason, "canary") {
 			t.Errorf("%v: answered %+v", step.workspace, a)
 		}
 		conf := d.host.agents["a"]
