@@ -289,10 +289,13 @@ func (c *Client) once(ctx context.Context) (shook bool, err error) {
 			Subprotocols: []string{Subprotocol}, CompressionMode: websocket.CompressionDisabled,
 		})
 	if err != nil {
-		if resp != nil {
-			return false, fmt.Errorf("connect: HTTP %s", resp.Status)
+		switch {
+		case resp != nil:
+			return false, fmt.Errorf("connect: HTTP %s", said(resp.Status, key))
+		case errors.Is(dialing.Err(), context.DeadlineExceeded):
+			return false, fmt.Errorf("connect: no answer within %v", c.o.Timing.Dial)
 		}
-		return false, fmt.Errorf("connect: %w", bare(err))
+		return false, fmt.Errorf("connect: %s", said(bare(err).Error(), key))
 	}
 	if ws.Subprotocol() != Subprotocol {
 		_ = ws.Close(websocket.StatusProtocolError, "subprotocol")

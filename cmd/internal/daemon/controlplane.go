@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -45,6 +46,7 @@ var errUnread = errors.New("the control plane has not said yet how it is configu
 // remote is the connection and what it placed here.
 type remote struct {
 	d         *Daemon
+	log       *slog.Logger // for what the control plane brings about
 	placement *placement.Placement
 	sessions  *placement.Sessions
 
@@ -65,13 +67,13 @@ func (d *Daemon) idPath() string { return filepath.Join(d.cfg.Root, "state", "co
 // openRemote reads what an earlier daemon left of a control plane, whether one is
 // configured now or not: agents that it placed are not the operator's.
 func (d *Daemon) openRemote() (*remote, error) {
-	r := &remote{d: d, secrets: map[string]map[string]string{}, status: cp.Status{State: cp.StateOff}}
+	r := &remote{d: d, log: newCalm(d.log), secrets: map[string]map[string]string{}, status: cp.Status{State: cp.StateOff}}
 	var err error
 	if r.sessions, err = placement.OpenSessions(filepath.Join(d.cfg.Root, "state", "sessions.db")); err != nil {
 		return nil, fmt.Errorf("sessions of the control plane: %w; remove the file if it is broken", err)
 	}
 	r.placement, err = placement.New(placement.Options{
-		Host: r, Marks: placement.DirMarks{Agents: filepath.Join(d.cfg.Root, "agents")}, Sessions: r.sessions, Log: d.log,
+		Host: r, Marks: placement.DirMarks{Agents: filepath.Join(d.cfg.Root, "agents")}, Sessions: r.sessions, Log: r.log,
 		MCPServers: func() map[string]json.RawMessage { return d.config().MCPServers },
 	})
 	if err != nil {
@@ -176,7 +178,7 @@ func (r *remote) apply(ctx context.Context, asked bool) error {
 	client := cp.New(cp.Options{
 		URL: endpoint, Key: func() (string, error) { return r.key() }, Version: r.d.o.Build, Known: r.d.readDaemonID,
 		TLS: &tls.Config{RootCAs: certs, MinVersion: tls.VersionTLS12}, Register: r.register, Facts: r.facts, Load: r.load,
-		Handler: r.placement, Taken: r.placement.Taken, Log: r.d.log, Changed: r.changed, Learned: r.d.writeDaemonID, After: r.before(endpoint),
+		Handler: r.placement, Taken: r.placement.Taken, Log: r.log, Changed: r.changed, Learned: r.d.writeDaemonID, After: r.before(endpoint),
 	})
 	r.placement.Use(client)
 	ctx, stop := context.WithCancel(ctx)

@@ -33,7 +33,7 @@ func (r *remote) Put(a *agent.Agent, secrets map[string]string) error {
 	if gate != nil && cfg.AllowUnsandboxedFallback {
 		no := false
 		a.RunInSandbox = &no
-		d.log.Warn("an agent of the control plane runs WITHOUT the sandbox that it asks for: security.allowUnsandboxedFallback is on", "agent", a.ID)
+		r.log.Warn("an agent of the control plane runs WITHOUT the sandbox that it asks for: security.allowUnsandboxedFallback is on", "agent", a.ID)
 		gate = nil
 	}
 	err := a.Validate()
@@ -63,14 +63,14 @@ func (r *remote) Put(a *agent.Agent, secrets map[string]string) error {
 		why = "" // as each connection says again
 	}
 	if active(state) && (old == nil && !d.inForce(a) || old != nil && (!sameAgent(old, a) || !sameMap(was, secrets))) {
-		d.log.Info("an agent is started anew: the control plane changed it", "agent", a.ID)
+		r.log.Info("an agent is started anew: the control plane changed it", "agent", a.ID)
 		r.later(func(ctx context.Context) {
 			p, err := d.startAsWanted(a.ID, "", true) // one that is being stopped stays so
 			if err == nil && p != nil {
 				err = p.Wait(ctx)
 			}
 			if err != nil {
-				d.log.Warn("an agent that the control plane changed did not start", "agent", a.ID, "error", err)
+				r.log.Warn("an agent that the control plane changed did not start", "agent", a.ID, "error", err)
 			}
 		})
 	} else {
@@ -287,7 +287,7 @@ func (r *remote) Restart(reason string) error {
 	if getenv(r.d.o.Environ, "INVOCATION_ID") == "" {
 		return errors.New("nothing would start this daemon again: it does not run as a service; run `agentconnect up` on its machine")
 	}
-	r.d.log.Info("restart asked for by the control plane", "reason", printable(reason))
+	r.log.Info("restart asked for by the control plane", "reason", printable(reason))
 	// The answer goes out first.
 	r.later(func(ctx context.Context) {
 		timer := time.NewTimer(500 * time.Millisecond)
