@@ -115,8 +115,8 @@ type Options struct {
 	Load     func() Heartbeat
 	Handler  Handler
 	Log      *slog.Logger
-	// Changed hears of each new status; may be nil. Learned hears of the daemon's id and of the key
-	// that it came with.
+	// Changed hears of each new status; may be nil. Learned hears, before it registers, of the id
+	// that the daemon has there with this key.
 	Changed func(Status)
 	Learned func(key, daemonID string)
 	Timing  Timing

@@ -124,7 +124,7 @@ func (k *conn) live(ctx context.Context, wg *sync.WaitGroup) error {
 		return err
 	}
 	k.epoch.Store(ok.SessionEpoch)
-	if k.c.o.Learned != nil && ok.DaemonID != daemonID {
+	if k.c.o.Learned != nil {
 		k.c.o.Learned(k.key, ok.DaemonID)
 	}
 	register := k.c.o.Register()

@@ -56,6 +56,7 @@ type remote struct {
 	stop    context.CancelFunc
 	ended   chan struct{}
 	conf    config.ControlPlane
+	auth    daemonRecord // of the connection that is made
 	status  cp.Status
 	secrets map[string]map[string]string // of placed agents, by id
 
@@ -178,7 +179,7 @@ func (r *remote) apply(ctx context.Context, asked bool) error {
 	client := cp.New(cp.Options{
 		URL: endpoint, Key: func() (string, error) { return r.key() }, Version: r.d.o.Build, Known: r.d.readDaemonID,
 		TLS: &tls.Config{RootCAs: certs, MinVersion: tls.VersionTLS12}, Register: r.register, Facts: r.facts, Load: r.load,
-		Handler: r.placement, Taken: r.placement.Taken, Log: r.log, Changed: r.changed, Learned: r.d.writeDaemonID, After: r.before(endpoint),
+		Handler: r.placement, Taken: r.placement.Taken, Log: r.log, Changed: r.changed, Learned: r.learned, After: r.before(endpoint),
 	})
 	r.placement.Use(client)
 	ctx, stop := context.WithCancel(ctx)
@@ -286,24 +287,61 @@ func keyDigest(key string) string {
 
 // readDaemonID returns the id that this control plane gave us with this key; another one gave none.
 func (d *Daemon) readDaemonID(key string) string {
-	data, err := readState(d.idPath())
-	var rec daemonRecord
-	if err != nil || json.Unmarshal(data, &rec) != nil || rec.URL != d.config().ControlPlane.URL || rec.Key != keyDigest(key) || !cp.ValidID(rec.DaemonID) {
+	rec := d.daemonRecord()
+	if rec.URL != d.config().ControlPlane.URL || rec.Key != keyDigest(key) || !cp.ValidID(rec.DaemonID) {
 		return ""
 	}
 	return rec.DaemonID
 }
 
-func (d *Daemon) writeDaemonID(key, id string) {
-	if err := writeState(d.idPath(), daemonRecord{DaemonID: id, URL: d.config().ControlPlane.URL, Key: keyDigest(key)}); err != nil {
-		d.log.Error("the daemon's id at the control plane was not kept", "error", err)
+// daemonRecord is what was kept; the zero record where that cannot be read.
+func (d *Daemon) daemonRecord() (rec daemonRecord) {
+	data, err := readState(d.idPath())
+	if err != nil || json.Unmarshal(data, &rec) != nil {
+		return daemonRecord{}
 	}
+	return rec
+}
+
+// learned hears which daemon this one is there.
+func (r *remote) learned(key, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.auth = daemonRecord{DaemonID: id, URL: r.conf.URL, Key: keyDigest(key)}
+}
+
+// local is what this daemon holds of the control plane it registers with. What it holds of another
+// one's, or as another daemon, is not that one's to know, and what it does not know it has removed.
+func (r *remote) local() cp.LocalState {
+	rec := r.d.daemonRecord()
+	r.mu.Lock()
+	own := rec.DaemonID == r.auth.DaemonID && rec.URL == r.auth.URL
+	r.mu.Unlock()
+	if !own {
+		return cp.LocalState{}
+	}
+	return r.placement.Local()
 }
 
 func (r *remote) changed(s cp.Status) {
 	r.mu.Lock()
 	r.status = s
+	auth := r.auth
 	r.mu.Unlock()
+	if s.State != cp.StateReady {
+		return
+	}
+	// Only now: what is held is that daemon's.
+	rec := r.d.daemonRecord()
+	if rec == auth {
+		return
+	}
+	if rec.DaemonID != auth.DaemonID || rec.URL != auth.URL {
+		r.placement.DropFenced()
+	}
+	if err := writeState(r.d.idPath(), auth); err != nil {
+		r.d.log.Error("the daemon's id at the control plane was not kept", "error", err)
+	}
 }
 
 // State is the connection as status shows it; nil without one.
@@ -363,7 +401,7 @@ func (r *remote) register() cp.Register {
 	if err != nil {
 		host = "unknown"
 	}
-	return cp.Register{Host: host, Capabilities: r.capabilities(), MaxAgents: r.d.config().MaxAgents, LocalState: r.placement.Local()}
+	return cp.Register{Host: host, Capabilities: r.capabilities(), MaxAgents: r.d.config().MaxAgents, LocalState: r.local()}
 }
 
 // facts are the runtimes that could be started here now.

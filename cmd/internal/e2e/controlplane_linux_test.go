@@ -278,6 +278,55 @@ func TestLoginAfterARefusalConnectsAndTellsWhatWaited(t *testing.T) {
 	noCPFaults(t, server)
 }
 
+// Whoever logs in elsewhere, or as another daemon, keeps what the agents placed here had: a control
+// plane has everything removed that it does not know.
+func TestWorkspacesOutliveALoginElsewhere(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start()
+	s.login(server, cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c := server.Ready(ctx)
+	uuid := cp.NewID()
+	tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "demo", "0", nil))
+	s.works("demo", "echo work >notes")
+	moving := cp.NewID()
+	tell(t, ctx, c, "agent/upsert", placedSpec(moving, "mover", "0", nil))
+	s.works("mover", "echo work >notes")
+	tell(t, ctx, c, "agent/detach", map[string]any{"agentId": moving, "moveId": cp.NewID()})
+	elsewhere := cptest.New(t)
+	elsewhere.HoldWhat(func() (ok cp.RegisterOK) {
+		var r cp.Register
+		if f := elsewhere.Frames("register"); len(f) > 0 && json.Unmarshal(f[len(f)-1].Payload, &r) == nil {
+			for _, a := range r.LocalState.Agents {
+				ok.Drop.Agents = append(ok.Drop.Agents, cp.DropAgent{AgentID: a.AgentID, Action: "remove"})
+			}
+		}
+		return ok
+	})
+	s.login(elsewhere, cptest.Key)
+	elsewhere.Ready(ctx)
+	s.until("it is no longer placed here", func() bool { return !strings.Contains(s.ok("status"), "placed here") })
+	s.until("it was looked after", func() bool {
+		return strings.Contains(s.read(filepath.Join(s.root, "logs/daemon.log")), "agent removed")
+	})
+	for _, id := range []string{"demo", "mover"} {
+		if got := s.read(filepath.Join(s.workspace(id), "notes")); got != "work\n" {
+			t.Errorf("the workspace of %s holds %q", id, got)
+		}
+	}
+	// One that is known there as this daemon's is told of as before.
+	c = elsewhere.Ready(ctx)
+	tell(t, ctx, c, "agent/upsert", placedSpec(uuid, "demo", "0", nil))
+	elsewhere.HoldWhat(nil)
+	elsewhere.Drop()
+	if reg := string(elsewhere.Wait(ctx, "register", 2).Payload); !strings.Contains(reg, uuid) || strings.Contains(reg, moving) {
+		t.Errorf("registered with %s", reg)
+	}
+	noCPFaults(t, elsewhere)
+}
+
 // An agent that a person stops is not started again by what the control plane changes meanwhile.
 func TestAgentThatIsBeingStoppedStaysSoWhenTheControlPlaneChangesIt(t *testing.T) {
 	s := newSite(t)

@@ -465,6 +465,18 @@ func (p *Placement) drop(uuid string, remove bool) {
 	}
 }
 
+// DropFenced gives up the agents that were to move away, but for their directories: this daemon is
+// another one now, or elsewhere, where nobody knows of those moves.
+func (p *Placement) DropFenced() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for uuid, a := range p.agents {
+		if a.moveID != "" {
+			p.drop(uuid, false)
+		}
+	}
+}
+
 // freeID makes a local id of an agent's name that nobody has.
 func (p *Placement) freeID(name string) string {
 	slug := strings.Trim(strings.Map(func(r rune) rune {
