@@ -189,7 +189,12 @@ func (r *remote) apply(ctx context.Context, asked bool) error {
 	r.mu.Unlock()
 	go func() {
 		defer close(ended)
-		_ = client.Run(ctx) // why it ended is in its status
+		// Why it ended is in its status.
+		if err := client.Run(ctx); errors.As(err, new(*cp.KeyRefusedError)) {
+			r.mu.Lock()
+			r.status.LastError += keyElsewhere(r.d.config().Values())
+			r.mu.Unlock()
+		}
 	}()
 	return nil
 }
@@ -321,6 +326,17 @@ func (r *remote) local() cp.LocalState {
 		return cp.LocalState{}
 	}
 	return r.placement.Local()
+}
+
+// keyElsewhere says where the key comes from if it is from where `agentconnect login` does not put it,
+// and wins over that.
+func keyElsewhere(values []config.Value) string {
+	for _, v := range values {
+		if v.Key == "controlPlane.key" && (strings.HasPrefix(v.Source, "flag ") || strings.HasPrefix(v.Source, "environment ")) {
+			return fmt.Sprintf("; this daemon was started with a key (%s), which counts before the one that login keeps: start it anew without", v.Source)
+		}
+	}
+	return ""
 }
 
 func (r *remote) changed(s cp.Status) {

@@ -202,7 +202,7 @@ func TestRefusedKeyIsSaidInStatusAndNotTriedAgain(t *testing.T) {
 	s.start("--api-url", server.URL(), "--api-key", "another-key")
 	s.until("status says so", func() bool {
 		out := s.ok("status")
-		return strings.Contains(out, "refused") && strings.Contains(out, "agentconnect login")
+		return strings.Contains(out, "refused") && strings.Contains(out, "agentconnect login") && strings.Contains(out, "(flag --api-key)")
 	})
 	if server.Conns() != 1 {
 		t.Errorf("%d connections", server.Conns())
