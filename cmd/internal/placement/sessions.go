@@ -219,7 +219,8 @@ func (s *Sessions) Untold() (list []Ended, err error) {
 	err = s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketSessions).ForEach(func(_, raw []byte) error {
 			var st stored
-			if json.Unmarshal(raw, &st) != nil || st.Record.SessionID == "" || st.Record.Phase == "end" && st.Untold == nil {
+			readable := json.Unmarshal(raw, &st) == nil && st.Record.SessionID != ""
+			if !readable || st.Record.Phase == "end" && st.Untold == nil {
 				return nil
 			}
 			if r := &st.Record; r.Phase != "end" {
