@@ -120,7 +120,7 @@ type Options struct {
 	Changed func(Status)
 	Learned func(key, daemonID string)
 	Timing  Timing
-	// Taken hears of each report that was acknowledged; may be nil.
+	// Taken hears of each report that was acknowledged, or refused for good; may be nil.
 	Taken func(typ string, payload any)
 	// After is the client that was connected there before, and has ended: what it still had to tell,
 	// and which requests it answered, goes over. May be nil.

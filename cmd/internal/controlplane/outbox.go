@@ -134,7 +134,7 @@ func (o *outbox) send(ctx context.Context, k *conn, r *report) bool {
 		if fe.Retryable {
 			return o.later(ctx, k, r)
 		}
-		o.done(r)
+		o.taken(k, r)
 		return true
 	}
 	if err != nil {
@@ -149,11 +149,16 @@ func (o *outbox) send(ctx context.Context, k *conn, r *report) bool {
 	if fe := Decode(e.Payload, &ack); fe != nil || !ack.OK {
 		k.c.o.Log.Warn("the control plane did not take a report", "type", r.typ, "reason", said(ack.Reason, k.key))
 	}
+	o.taken(k, r)
+	return true
+}
+
+// taken is done with a report that the control plane has heard.
+func (o *outbox) taken(k *conn, r *report) {
 	if k.c.o.Taken != nil {
 		k.c.o.Taken(r.typ, r.payload)
 	}
 	o.done(r)
-	return true
 }
 
 // givesUp reports whether to give a connection up for a report that is not answered: once. One that

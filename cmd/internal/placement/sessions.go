@@ -211,6 +211,9 @@ type Ended struct {
 	Report  cp.CronReport
 }
 
+// mostUntold bounds what is told of earlier daemons at once; the next one tells the rest.
+const mostUntold = 5000
+
 // Untold ends the sessions whose turns ended with an earlier daemon, and gives them with those whose
 // end an earlier daemon could not tell.
 func (s *Sessions) Untold() (list []Ended, err error) {
@@ -220,13 +223,16 @@ func (s *Sessions) Untold() (list []Ended, err error) {
 		return tx.Bucket(bucketSessions).ForEach(func(_, raw []byte) error {
 			var st stored
 			readable := json.Unmarshal(raw, &st) == nil && st.Record.SessionID != ""
-			if !readable || st.Record.Phase == "end" && st.Untold == nil {
+			if !readable || st.Record.Phase == "end" && (st.Untold == nil || len(found) >= mostUntold) {
 				return nil
 			}
 			if r := &st.Record; r.Phase != "end" {
 				broken = true
 				r.Phase, r.Status, r.Summary = "end", "failed", "the daemon ended before the turn did"
-				id, _ := strings.CutPrefix(r.TriggeredBy, "cron:")
+				id, byCron := strings.CutPrefix(r.TriggeredBy, "cron:")
+				if !byCron {
+					id = ""
+				}
 				st.Untold = &cp.CronReport{CronID: id, AgentID: r.AgentID, FiredAt: r.TS, Status: "failed", SessionID: r.SessionID, Reason: r.Summary}
 			}
 			found = append(found, st)
