@@ -268,6 +268,10 @@ func (s *Store) Create(a *Agent) error {
 	return s.write(a)
 }
 
+// LeftName is the file in an agent's directory that says which agent of a control plane left it. It
+// goes as soon as the directory is used.
+const LeftName = "left.json"
+
 // Ensure makes the agent's directories where they are missing. What is there stays
 // as it is; what is there and is neither a directory nor a link is an error. A link
 // in their place is for the policy's maker to resolve and judge.
@@ -280,6 +284,10 @@ func (s *Store) Ensure(id string) error {
 		if err := s.makeDir(dir); err != nil {
 			return err
 		}
+	}
+	// Whoever left it has no claim to what another one does there from here on.
+	if err := os.Remove(filepath.Join(d.Agent, LeftName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

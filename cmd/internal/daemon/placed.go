@@ -10,10 +10,12 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"agentconnect.md/sandbox/cmd/internal/acp"
 	"agentconnect.md/sandbox/cmd/internal/agent"
+	"agentconnect.md/sandbox/cmd/internal/config"
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/placement"
 	"agentconnect.md/sandbox/cmd/internal/wire"
@@ -271,12 +273,15 @@ func (r *remote) EmptyWorkspace(id string) (bool, error) {
 	return len(entries) == 0, err
 }
 
+// Declared reports whether the machine's administrator has an agent of this id.
+func (r *remote) Declared(id string) bool {
+	return slices.ContainsFunc(r.d.config().SystemAgents, func(s config.SystemAgent) bool { return s.ID == id })
+}
+
 // Taken reports whether an id, or its directory, is somebody's.
 func (r *remote) Taken(id string) bool {
-	for _, s := range r.d.config().SystemAgents {
-		if s.ID == id {
-			return true
-		}
+	if r.Declared(id) {
+		return true
 	}
 	_, err := os.Lstat(r.d.store.Dirs(id).Agent)
 	return !errors.Is(err, fs.ErrNotExist)

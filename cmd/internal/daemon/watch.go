@@ -9,6 +9,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"agentconnect.md/sandbox/cmd/internal/agent"
 	"agentconnect.md/sandbox/cmd/internal/placement"
 )
 
@@ -104,7 +105,7 @@ func matters(e fsnotify.Event) bool {
 		return false
 	}
 	name := filepath.Base(e.Name)
-	if strings.HasPrefix(name, ".") || name == placement.MarkName {
+	if strings.HasPrefix(name, ".") || name == placement.MarkName || name == agent.LeftName {
 		return false // the temporary file of an atomic write; what we write ourselves
 	}
 	return strings.HasSuffix(name, ".json") || filepath.Base(filepath.Dir(e.Name)) == "agents"

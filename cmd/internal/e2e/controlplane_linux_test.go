@@ -327,6 +327,57 @@ func TestWorkspacesOutliveALoginElsewhere(t *testing.T) {
 	noCPFaults(t, elsewhere)
 }
 
+// An agent that moves away and back finds what it had; one of the operator's that came by the name
+// meanwhile, or another of the control plane's, does not hand on what it did there.
+func TestAgentThatComesBackHasWhatItLeft(t *testing.T) {
+	s := newSite(t)
+	server := cptest.New(t)
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	uuid := cp.NewID()
+	place := func(uuid string) {
+		t.Helper()
+		if a := tell(t, ctx, server.Ready(ctx), "agent/upsert", placedSpec(uuid, "demo", "0", nil)); !a.OK {
+			t.Fatalf("upsert: %s", a.Reason)
+		}
+	}
+	registered := 1
+	away := func() {
+		t.Helper()
+		server.Drop() // it holds nothing for this daemon now
+		registered++
+		server.Wait(ctx, "register", registered)
+		s.until("it is no longer placed here", func() bool { return !strings.Contains(s.ok("status"), "placed here") })
+	}
+	place(uuid)
+	s.works("demo", "echo work >notes")
+	away()
+	s.killDaemon()
+	s.start("--api-url", server.URL(), "--api-key", cptest.Key)
+	registered++
+	server.Wait(ctx, "register", registered)
+	place(cp.NewID()) // has the name, and not the directory
+	if got := s.works("demo-2", "ls"); got != "" {
+		t.Errorf("another agent finds %q", got)
+	}
+	away()
+	place(uuid)
+	if got := s.works("demo", "cat notes"); got != "work\n" {
+		t.Errorf("it finds %q", got)
+	}
+	away()
+	s.add("demo")
+	s.works("demo", "echo mine >secret")
+	s.ok("agent", "rm", "demo")
+	place(uuid)
+	s.until("it is placed", func() bool { return strings.Contains(s.ok("status"), "placed here") })
+	if got := s.ok("agent", "list"); strings.Contains(got, "demo ") {
+		t.Errorf("it got what the operator's agent left:\n%s", got)
+	}
+	noCPFaults(t, server)
+}
+
 // An agent that a person stops is not started again by what the control plane changes meanwhile.
 func TestAgentThatIsBeingStoppedStaysSoWhenTheControlPlaneChangesIt(t *testing.T) {
 	s := newSite(t)

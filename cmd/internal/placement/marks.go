@@ -64,6 +64,60 @@ func (d DirMarks) Read(id string) (Mark, error) {
 	return m, nil
 }
 
+// Leave removes a mark and notes in the directory, if there is one, whose it was.
+func (d DirMarks) Leave(id string, m Mark) error {
+	dir := filepath.Join(d.Agents, id)
+	if _, err := os.Lstat(dir); err == nil {
+		data, err := json.Marshal(m)
+		if err != nil {
+			return err
+		}
+		if err := atomicfile.Write(filepath.Join(dir, agent.LeftName), append(data, '\n'), 0o600); err != nil {
+			return err
+		}
+	}
+	return d.Remove(id)
+}
+
+// Left returns the ids of the directories that wait for their agents, by agent. What cannot be read
+// waits for none.
+func (d DirMarks) Left() (map[string]string, error) {
+	out := map[string]string{}
+	entries, err := os.ReadDir(d.Agents)
+	if errors.Is(err, fs.ErrNotExist) {
+		return out, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if m := d.left(e.Name()); m.AgentID != "" {
+			out[m.AgentID] = e.Name()
+		}
+	}
+	return out, nil
+}
+
+// Waits reports whether a directory waits for this agent: it left it, and nobody used it since.
+func (d DirMarks) Waits(id, agentID string) bool { return d.left(id).AgentID == agentID }
+
+func (d DirMarks) left(id string) (m Mark) {
+	if agent.ValidateID(id) != nil {
+		return Mark{}
+	}
+	dir := filepath.Join(d.Agents, id)
+	for _, used := range []string{MarkName, "agent.json"} {
+		if _, err := os.Lstat(filepath.Join(dir, used)); !errors.Is(err, fs.ErrNotExist) {
+			return Mark{}
+		}
+	}
+	data, err := agent.ReadFile(filepath.Join(dir, agent.LeftName))
+	if err != nil || strictjson.Decode(data, agent.MaxSize, &m) != nil || !cp.ValidID(m.AgentID) {
+		return Mark{}
+	}
+	return m
+}
+
 // Write writes one mark, 0600, and syncs it.
 func (d DirMarks) Write(id string, m Mark) error {
 	dir := filepath.Join(d.Agents, id)
@@ -74,7 +128,13 @@ func (d DirMarks) Write(id string, m Mark) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(filepath.Join(dir, MarkName), append(data, '\n'), 0o600)
+	if err := atomicfile.Write(filepath.Join(dir, MarkName), append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(dir, agent.LeftName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // Remove removes a mark; one that is not there is no error.

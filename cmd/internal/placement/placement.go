@@ -41,6 +41,8 @@ type Host interface {
 	EmptyWorkspace(id string) (bool, error)
 	// Taken reports whether an id is in use by an agent that is not the control plane's.
 	Taken(id string) bool
+	// Declared reports whether an id is that of an agent of the machine's administrator.
+	Declared(id string) bool
 	// Restart ends the daemon, whose service manager starts it again, or says why not.
 	Restart(reason string) error
 }
@@ -99,6 +101,11 @@ type Marks interface {
 	All() (map[string]Mark, error)
 	Write(id string, m Mark) error
 	Remove(id string) error
+	// Leave removes a mark; the directory stays for this agent, should it come back.
+	Leave(id string, m Mark) error
+	// Left returns the ids of the directories that wait, by agent; Waits whether one still does.
+	Left() (map[string]string, error)
+	Waits(id, agentID string) bool
 }
 
 // Options of a Placement.
@@ -123,6 +130,7 @@ type Placement struct {
 
 	mu      sync.Mutex
 	agents  map[string]*placed // by UUID
+	left    map[string]string  // ids of directories by the UUID of the agent that left them
 	crons   *crons
 	servers map[string]cp.MCPServer // of the registry
 	asks    map[string]*ask         // permission requests by id
@@ -146,6 +154,9 @@ func New(o Options) (*Placement, error) {
 	p.crons = newCrons(p)
 	marks, err := o.Marks.All()
 	if err != nil {
+		return nil, err
+	}
+	if p.left, err = o.Marks.Left(); err != nil {
 		return nil, err
 	}
 	for id, m := range marks {
@@ -383,7 +394,7 @@ func (p *Placement) upsert(spec cp.AgentSpec) string {
 		if len(p.agents) >= mostHeld {
 			return tooMany("agents")
 		}
-		a = &placed{uuid: spec.AgentID, id: p.freeID(spec.Name)}
+		a = &placed{uuid: spec.AgentID, id: p.idFor(spec)}
 	}
 	if a.moveID != "" {
 		return "the agent is fenced: it moves away from this daemon"
@@ -454,7 +465,12 @@ func (p *Placement) drop(uuid string, remove bool) {
 	if err := p.o.Host.Drop(a.id, remove); err != nil {
 		p.o.Log.Error("an agent of the control plane was not removed", "agent", a.id, "error", err)
 	}
-	if err := p.o.Marks.Remove(a.id); err != nil {
+	away := p.o.Marks.Remove
+	if !remove {
+		p.left[uuid] = a.id
+		away = func(id string) error { return p.o.Marks.Leave(id, Mark{AgentID: uuid, Name: a.spec.Name}) }
+	}
+	if err := away(a.id); err != nil {
 		p.o.Log.Error("the mark of an agent was not removed", "agent", a.id, "error", err)
 	}
 	delete(p.agents, uuid)
@@ -475,6 +491,15 @@ func (p *Placement) DropFenced() {
 			p.drop(uuid, false)
 		}
 	}
+}
+
+// idFor is the id of an agent that is placed here: the one it had, if what it left is still there.
+func (p *Placement) idFor(spec cp.AgentSpec) string {
+	id, ok := p.left[spec.AgentID]
+	if ok && !p.o.Host.Declared(id) && p.o.Marks.Waits(id, spec.AgentID) {
+		return id
+	}
+	return p.freeID(spec.Name)
 }
 
 // freeID makes a local id of an agent's name that nobody has.

@@ -91,6 +91,7 @@ func (h *host) Turn(ctx context.Context, id string, t Turn) error {
 
 func (h *host) EmptyWorkspace(string) (bool, error) { return h.empty, nil }
 func (h *host) Taken(id string) bool                { return h.taken[id] }
+func (h *host) Declared(id string) bool             { return h.taken[id] }
 func (h *host) Restart(string) error                { return errors.New("not in this test") }
 
 type daemon struct {
@@ -1023,6 +1024,9 @@ type memMarks map[string]Mark
 func (m memMarks) All() (map[string]Mark, error)    { return maps.Clone(m), nil }
 func (m memMarks) Write(id string, mark Mark) error { m[id] = mark; return nil }
 func (m memMarks) Remove(id string) error           { delete(m, id); return nil }
+func (m memMarks) Leave(id string, _ Mark) error    { return m.Remove(id) }
+func (m memMarks) Left() (map[string]string, error) { return map[string]string{}, nil }
+func (m memMarks) Waits(string, string) bool        { return false }
 
 // FuzzFrames sends every frame that the control plane may send with a payload of the
 // fuzzer's: nothing may panic, and each request is answered or deferred once.
@@ -1409,6 +1413,9 @@ func TestDrainsThatWaitAreBounded(t *testing.T) {
 // noMarks keeps none.
 type noMarks struct{}
 
-func (noMarks) All() (map[string]Mark, error) { return nil, nil }
-func (noMarks) Write(string, Mark) error      { return nil }
-func (noMarks) Remove(string) error           { return nil }
+func (noMarks) All() (map[string]Mark, error)    { return nil, nil }
+func (noMarks) Write(string, Mark) error         { return nil }
+func (noMarks) Remove(string) error              { return nil }
+func (noMarks) Leave(string, Mark) error         { return nil }
+func (noMarks) Left() (map[string]string, error) { return map[string]string{}, nil }
+func (noMarks) Waits(string, string) bool        { return false }
