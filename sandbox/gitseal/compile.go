@@ -21,7 +21,7 @@ const attempts = 3
 func Compile(p sandbox.Policy, h sandbox.Host, hooks bool) (*sandbox.Plan, *Found, error) {
 	var last error
 	for range attempts {
-		found := Find(Options{Roots: Roots(p, h), Home: p.Home})
+		found := Find(Options{Roots: Roots(p, h), Home: p.Home, Own: p.AgentDir})
 		if len(found.Shut) > 0 {
 			return nil, nil, fmt.Errorf("%s may not be read, so what git would obey there cannot be sealed; look what is in it, and `chmod u+rwx` it", found.Shut[0])
 		}

@@ -446,6 +446,7 @@ func (f *finder) dotgit(path string) {
 		case err != nil || kind != sandbox.KindDir:
 		case f.writable(real):
 			f.gitDir(real, tree)
+		case f.own(real, tree):
 		default:
 			f.note("%s leads to %s, which the agent does not see: git does not work there; grant it with --grant %s:rw", path, real, real)
 		}
@@ -460,11 +461,30 @@ func (f *finder) dotgit(path string) {
 		case err != nil || kind != sandbox.KindDir:
 		case f.writable(real):
 			f.gitDir(real, tree)
+		case f.own(real, tree):
 		default:
 			f.outside(real, path, tree)
 		}
 	default: // git takes nothing else for a .git
 	}
+}
+
+// own notes a git directory that lies among what the agent writes and nobody looks through, such as
+// its home: by that path git on the host comes to it.
+func (f *finder) own(dir, tree string) bool {
+	if f.o.Own == "" {
+		return false
+	}
+	if of, _, err := resolve(f.o.Own); err != nil || !inside(dir, of) {
+		return false
+	}
+	common := dir
+	if to := readPointer(filepath.Join(dir, "commondir")); to != "" {
+		common = joined(dir, to)
+	}
+	f.found.Repositories = append(f.found.Repositories, Repository{Dir: dir, Common: common, Top: tree})
+	f.note("the git directory of %s is %s, which the agent writes and nothing seals: do not run git there", tree, dir)
+	return true
 }
 
 // gitDir seals one git directory in a root: of a repository, a submodule, a bare one, or

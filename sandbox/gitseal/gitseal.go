@@ -21,6 +21,9 @@ type Options struct {
 	Roots []string
 	// Home is the home of the user whose git is to be safe.
 	Home string
+	// Own is the agent's directory, if not empty: the agent writes its home and tmp in there, but
+	// nobody else runs git in it.
+	Own string
 	// Limits of the look; zero values are the defaults.
 	Limits Limits
 }
@@ -65,8 +68,8 @@ type Found struct {
 	// Hooks are git directories without hooks/: an empty one must be made, since what does
 	// not exist cannot be sealed.
 	Hooks []string
-	// Absent are names that git would obey and that are not there: no mount forbids a new
-	// name, so they are watched.
+	// Absent are names that git would obey and that must not be there unless they are sealed: no
+	// mount forbids a new name, so they are watched.
 	Absent []string
 	// Shut are folders of the user's that may not be read and cannot be sealed, either: what lies
 	// in them the agent could open again.

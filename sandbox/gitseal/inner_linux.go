@@ -9,10 +9,8 @@ package gitseal
 import (
 	"cmp"
 	"errors"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +28,7 @@ const (
 const Branches = "branches"
 
 // written are those of a git directory in which git itself writes: looked at first, and to the end.
-var written = []string{"logs", "info", "rebase-merge", "rebase-apply", "sequencer", "rr-cache", "NOTES_MERGE_WORKTREE", "objects", "worktrees"}
+var written = []string{"logs", "info", "rebase-merge", "rebase-apply", "sequencer", Resolutions, "NOTES_MERGE_WORKTREE", "objects", "worktrees"}
 
 // Folder is one of those.
 type Folder struct {
@@ -156,18 +154,9 @@ func mine(at int) bool {
 	return unix.Fstat(at, &st) == nil && int(st.Uid) == unix.Geteuid()
 }
 
-// ConflictsFile is where git keeps which files have conflicts whose resolution it is to
-// remember: "HASH[.N]\tPATH\0".
-const ConflictsFile = "MERGE_RR"
-
-// strayConflicts reports whether such a file names anything out of the working tree: git would
-// copy what is there into the repository.
-func strayConflicts(text string) bool {
-	for record := range strings.SplitSeq(text, "\x00") {
-		_, path, ok := strings.Cut(record, "\t")
-		if ok && (!filepath.IsLocal(path) || strings.HasPrefix(path, ".git/")) {
-			return true
-		}
-	}
-	return false
-}
+// What git remembers of conflicts: which files have some whose resolution it is to take down
+// ("HASH[.N]\tPATH\0"), in a git directory, and what it took down, in the one they share.
+const (
+	ConflictsFile = "MERGE_RR"
+	Resolutions   = "rr-cache"
+)

@@ -10,9 +10,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -21,8 +24,10 @@ import (
 
 // Bounds of a review.
 const (
-	maxReviewed = 1 << 20 // bytes of one file that is compared
-	maxListed   = 2000    // names below a folder that is compared
+	maxReviewed = 1 << 20  // bytes of one file that is compared
+	maxListed   = 2000     // names below a folder that is compared
+	maxSteps    = 16 << 20 // bytes of what git goes on with; a longer one goes unread
+	maxHooks    = 4096     // names in a folder of hooks
 )
 
 // Finding is one thing that a person should know of.
@@ -36,6 +41,7 @@ type Finding struct {
 // State is what a review compares with.
 type State struct {
 	repositories map[string]bool
+	unsealed     map[string]string // git directories that are not sealed → what they have git run
 	files        map[string]string // path → digest
 	inner        map[string]Role   // folders in which links are looked for
 	links        map[string]bool   // links in them that are not the agent's
@@ -55,12 +61,32 @@ var todos = []string{"rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-to
 
 // remembered is what of a git directory is compared at the end; trustedNames of the top of a project.
 var (
-	remembered   = slices.Concat(quiet, todos, strategies)
+	remembered   = slices.Concat(quiet, todos, strategies, []string{applyOptions})
 	trustedNames = slices.Concat(TrustedFiles, TrustedDirs)
 )
 
 // strategies are files that say how git goes on merging. A strategy is a program.
 var strategies = []string{"rebase-merge/strategy", "sequencer/opts"}
+
+// applyOptions is the file with which options `git am --continue` applies the patches that are left.
+const applyOptions = "rebase-apply/apply-opt"
+
+// ownOption is one that git am hands on. Of those of git apply others write a file wherever they are told.
+var ownOption = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^'(?:-[Cp][0-9]+|--(?:no-)?(?:reject|ignore-space-change|ignore-whitespace|whitespace|directory|exclude|include)(?:=[^']*)?)'`)
+})
+
+// oddOptions reports whether there is another one among them.
+func oddOptions(text string) bool {
+	for text = strings.TrimSpace(text); text != ""; text = strings.TrimSpace(text) {
+		own := ownOption().FindString(text)
+		if own == "" {
+			return true
+		}
+		text = text[len(own):]
+	}
+	return false
+}
 
 // oddStrategy reports whether such a file names another one than git's own.
 func oddStrategy(name, text string) bool {
@@ -104,7 +130,7 @@ func (r Repository) dirs() []string {
 
 // Remember takes down what is there.
 func Remember(found *Found, roots []string) *State {
-	s := &State{repositories: map[string]bool{}, files: map[string]string{}, inner: map[string]Role{}, links: map[string]bool{}}
+	s := &State{repositories: map[string]bool{}, unsealed: map[string]string{}, files: map[string]string{}, inner: map[string]Role{}, links: map[string]bool{}}
 	for _, r := range found.Repositories {
 		s.repositories[r.Dir] = true
 		if r.Sealed {
@@ -117,6 +143,11 @@ func Remember(found *Found, roots []string) *State {
 		}
 		index := filepath.Join(r.Dir, "index")
 		s.files[index] = strconv.Itoa(r.hiddenChanges(index))
+	}
+	for _, r := range found.Repositories {
+		if !r.Sealed {
+			s.unsealed[r.Dir] = strings.Join(s.runs(r), ", ")
+		}
 	}
 	for dir := range s.inner {
 		if common, is := strings.CutSuffix(filepath.Dir(dir), "/worktrees"); is && s.inner[common] == GitDir {
@@ -199,11 +230,13 @@ func (s *State) Review(o Options) []Finding {
 	now := Find(o)
 	compared := map[string]bool{}
 	for _, r := range now.Repositories {
-		if !s.repositories[r.Dir] {
-			keys, _ := ExecutableKeys(readFile(filepath.Join(r.Common, "config"), maxConfig))
-			hooks := liveHooks(filepath.Join(r.Common, "hooks"))
-			if len(keys)+len(hooks) > 0 {
-				add(true, "new-repository", r.Dir, "a repository that the agent made would make git on the host run: %s", strings.Join(slices.Concat(keys, hooks), ", "))
+		if before, is := s.unsealed[r.Dir]; is || !s.repositories[r.Dir] {
+			switch runs := strings.Join(s.runs(r), ", "); {
+			case runs == before:
+			case is:
+				add(true, "unsealed-repository", r.Dir, "it is not sealed, and what git on the host would run there is not as it was: %s", runs)
+			default:
+				add(true, "new-repository", r.Dir, "a repository that the agent made would make git on the host run: %s", runs)
 			}
 		}
 		for _, dir := range r.dirs() {
@@ -225,7 +258,7 @@ func (s *State) Review(o Options) []Finding {
 		}
 		for _, name := range strategies {
 			path := filepath.Join(r.Dir, name)
-			if d := digest(path); d == "" || d == s.files[path] || !oddStrategy(name, readFile(path, maxReviewed)) {
+			if !s.left(path, func(text string) bool { return oddStrategy(name, text) }) {
 				continue
 			}
 			if aside, err := SetAside(root, path); err != nil {
@@ -234,16 +267,16 @@ func (s *State) Review(o Options) []Finding {
 				add(true, "strategy", path, "it named a program that `git rebase --continue` or `git cherry-pick --continue` runs: moved aside as %s; put it back if it is yours", aside)
 			}
 		}
-		if path := filepath.Join(r.Dir, ConflictsFile); strayConflicts(readFile(path, maxReviewed)) {
+		if path := filepath.Join(r.Dir, ConflictsFile); digest(path) != "" && !emptyFile(path) {
 			if aside, err := SetAside(root, path); err != nil {
-				add(true, "conflicts", path, "it lists files out of the working tree, which `git commit` would copy into the repository, and cannot be moved aside: %v", err)
+				add(true, "conflicts", path, "it lists files with conflicts: what lies there, or behind a link of that name, `git commit` would copy into the repository, and it cannot be moved aside: %v", err)
 			} else {
-				add(true, "conflicts", path, "it listed files out of the working tree, which `git commit` would copy into the repository: moved aside as %s", aside)
+				add(true, "conflicts", path, "it listed files with conflicts: what lies there, or behind a link of that name, `git commit` would copy into the repository: moved aside as %s", aside)
 			}
 		}
 		for _, name := range todos {
 			path := filepath.Join(r.Dir, name)
-			if d := digest(path); d == "" || d == s.files[path] || !executes(readFile(path, maxReviewed)) {
+			if !s.left(path, executes) {
 				continue
 			}
 			aside, err := SetAside(root, path)
@@ -252,6 +285,13 @@ func (s *State) Review(o Options) []Finding {
 				continue
 			}
 			add(true, "exec-lines", path, "it had exec lines, which `git rebase --continue` runs: moved aside as %s; put it back if they are yours", aside)
+		}
+		if path := filepath.Join(r.Dir, applyOptions); s.left(path, oddOptions) {
+			if aside, err := SetAside(root, path); err != nil {
+				add(true, "apply-options", path, "it has options by which `git am --continue` writes to a file that they name, and cannot be moved aside: %v", err)
+			} else {
+				add(true, "apply-options", path, "it had options by which `git am --continue` writes to a file that they name: moved aside as %s", aside)
+			}
 		}
 		index := filepath.Join(r.Dir, "index")
 		if n := r.hiddenChanges(index); n > 0 && strconv.Itoa(n) != s.files[index] {
@@ -276,6 +316,17 @@ func (s *State) Review(o Options) []Finding {
 	return out
 }
 
+// left reports whether the agent left, in a file that git goes on with, what is odd; one that cannot
+// be read to its end is.
+func (s *State) left(path string, odd func(text string) bool) bool {
+	d := digest(path)
+	if d == "" || d == s.files[path] {
+		return false
+	}
+	text, whole := readWhole(path, maxSteps)
+	return !whole || odd(text)
+}
+
 // executes reports whether a list of steps runs a command.
 func executes(todo string) bool {
 	for line := range strings.Lines(todo) {
@@ -286,10 +337,44 @@ func executes(todo string) bool {
 	return false
 }
 
+// runs says what a repository that the agent made has git on the host run.
+func (s *State) runs(r Repository) []string {
+	out := executableIn(filepath.Join(r.Dir, "config.worktree"))
+	config := filepath.Join(r.Common, "config")
+	if r.Dir == r.Common || !s.repositories[r.Common] {
+		return slices.Concat(executableIn(config), out, liveHooks(filepath.Join(r.Common, "hooks")))
+	}
+	// A linked worktree of one that was there: its configuration is the host's, and may name what
+	// lies in each working tree.
+	entries, _ := ParseConfig(readFile(config, maxConfig))
+	for _, e := range entries {
+		for _, n := range e.names(r.Common, r.Top, "") {
+			if _, err := os.Lstat(n.path); err == nil && r.Top != "" && n.path != r.Top && inside(n.path, r.Top) {
+				out = append(out, e.Key()+"="+e.Value)
+			}
+		}
+	}
+	return out
+}
+
+// executableIn lists the entries of a configuration file that git would act on.
+func executableIn(path string) []string {
+	text, whole := readWhole(path, maxConfig)
+	if !whole && digest(path) != "" {
+		return []string{"what " + filepath.Base(path) + " says, which cannot be read to its end"}
+	}
+	keys, _ := ExecutableKeys(text)
+	return keys
+}
+
 // liveHooks are the hooks that git would run.
 func liveHooks(dir string) []string {
 	var out []string
-	for _, name := range names(dir, maxNamed) {
+	list := names(dir, maxHooks)
+	if len(list) == maxHooks {
+		out = append(out, "hooks/, which holds too many names to be looked at")
+	}
+	for _, name := range list {
 		st, err := os.Stat(filepath.Join(dir, name))
 		if err == nil && !st.IsDir() && st.Mode()&0o111 != 0 && filepath.Ext(name) != ".sample" {
 			out = append(out, "hooks/"+name)
@@ -314,7 +399,7 @@ func digest(path string) string {
 	case st.Mode().IsRegular():
 		text, ok := readWhole(path, maxReviewed)
 		if !ok {
-			return fmt.Sprint(st.Size(), st.ModTime().UnixNano())
+			return fmt.Sprint(st.Size(), changed(st))
 		}
 		return fmt.Sprintf("%v %x", st.Mode().Perm()&0o111, sha256.Sum256([]byte(text)))
 	case st.Mode().Type() == fs.ModeSymlink:
@@ -331,7 +416,7 @@ func digest(path string) string {
 		}
 		if err == nil && d.Type().IsRegular() {
 			if st, err := d.Info(); err == nil {
-				fmt.Fprintln(h, p, st.Size(), st.ModTime().UnixNano(), st.Mode())
+				fmt.Fprintln(h, p, st.Size(), changed(st), st.Mode())
 			}
 			return nil
 		}
@@ -339,6 +424,14 @@ func digest(path string) string {
 		return nil
 	})
 	return fmt.Sprintf("folder %x", h.Sum(nil))
+}
+
+// changed is when a file was changed last: unlike the time of its content an agent cannot set it back.
+func changed(st fs.FileInfo) int64 {
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		return sys.Ctim.Nano()
+	}
+	return st.ModTime().UnixNano()
 }
 
 // maxIndex bounds an index that is read, in bytes.

@@ -48,6 +48,7 @@ mkdir odd && cd odd && git init -q --bare . && git config core.sshCommand evil`)
 func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
 	const conflict = `git checkout -q -b t && for i in 1 2; do echo t$i > f; git commit -qam t$i; done; git checkout -q main; echo m > f; git commit -qam m; `
 	const program = `mkdir git-merge-x; printf '#!/bin/sh\necho x > ../mark\n' > git-merge-x/y; chmod +x git-merge-x/y; `
+	const long = `head -c 1100000 /dev/zero | tr '\0' '#'; echo`
 	for name, c := range map[string]struct{ before, plant, host, event, path string }{
 		"strategy of a rebase": {
 			conflict + `git checkout -q t; GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -qi main 2>/dev/null`, program + `echo x/y > .git/rebase-merge/strategy`,
@@ -76,6 +77,30 @@ func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
 		"list of conflicts": {
 			"mkdir .git/rr-cache", `h=$(printf '%040d' 1); mkdir .git/rr-cache/$h; : > .git/rr-cache/$h/preimage; echo key > ../key; printf '%s\t../key\0' $h > .git/MERGE_RR`,
 			`echo y > f; git commit -qam y; cp .git/rr-cache/*/postimage ../mark`, "conflicts", ".git/MERGE_RR",
+		},
+		"list of conflicts in what is a link": {
+			"mkdir .git/rr-cache; " + conflict + `git merge -q t || :`, `echo key > ../key; ln -sf ../key f; git add f`,
+			`git commit -qm y; cp .git/rr-cache/*/postimage ../mark`, "conflicts", ".git/MERGE_RR",
+		},
+		"long list of conflicts": {
+			"mkdir .git/rr-cache", `h=$(printf '%040d' 1); mkdir .git/rr-cache/$h; : > .git/rr-cache/$h/preimage; echo key > ../key; (printf '%s\t../key\0' $h; for i in $(seq 25000); do printf '%s.1\tnone%s\0' $h $i; done) > .git/MERGE_RR`,
+			`echo y > f; git commit -qam y; cp .git/rr-cache/*/postimage ../mark`, "conflicts", ".git/MERGE_RR",
+		},
+		"steps behind a long comment": {
+			conflict + `git checkout -q t; GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -qi main 2>/dev/null`, `(` + long + `; echo 'exec echo x > ../mark') > .git/rebase-merge/git-rebase-todo`,
+			`git rebase --continue`, "exec-lines", ".git/rebase-merge/git-rebase-todo",
+		},
+		"steps that are not read to their end": {
+			conflict + `git checkout -q t; GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -qi main 2>/dev/null`, `(for i in $(seq 16); do ` + long + `; done; echo 'exec echo x > ../mark') > .git/rebase-merge/git-rebase-todo`,
+			`git rebase --continue`, "exec-lines", ".git/rebase-merge/git-rebase-todo",
+		},
+		"strategy with a long end": {
+			conflict + `git checkout -q t; GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -qi main 2>/dev/null`, program + `(printf 'x/y\0'; ` + long + `) > .git/rebase-merge/strategy`,
+			`git rebase --continue`, "strategy", ".git/rebase-merge/strategy",
+		},
+		"options of patches": {
+			conflict + `git format-patch -qo ../patches main..t; git am -q ../patches/* >/dev/null 2>&1 || :`, `echo " '--build-fake-ancestor=../mark'" > .git/rebase-apply/apply-opt; echo t1 > f; git add f`,
+			`git am --continue`, "apply-options", ".git/rebase-apply/apply-opt",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,4 +189,82 @@ func FuzzIndex(f *testing.F) {
 			t.Errorf("%d in %d bytes", n, len(b))
 		}
 	})
+}
+
+// What the host began with options of its own goes on.
+func TestOptionsThatGitAmHandsOnStay(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`git init -q ws && cd ws && seq 9 > f && git add f && git commit -qm x && git checkout -qb t && seq 10 > f && git commit -qam y && git format-patch -qo ../patches HEAD~1`)
+	p.sh(`cd ws && git checkout -q HEAD~1 && seq 8 > f && git commit -qam z`)
+	o := Options{Roots: []string{p.path("ws")}, Home: p.path("home")}
+	before := Remember(Find(o), o.Roots)
+	p.sh(`cd ws; git am -q -C1 -p1 --whitespace=fix --directory=. --exclude='x*' --ignore-whitespace --reject ../patches/* >/dev/null 2>&1 || grep -q whitespace .git/rebase-apply/apply-opt`)
+	if got := before.Review(o); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Each is a repository in which the host's next command runs what the agent wrote, and that is said
+// of it; without the review's words it would be found by nobody.
+func TestReviewNamesWhatRunsHoweverItIsHidden(t *testing.T) {
+	const mark = `"touch mark; false"`
+	for name, c := range map[string]struct{ before, plant, tree, event, path, says string }{
+		"behind a long comment": {
+			"", `git init -q new; (head -c 1100000 /dev/zero | tr '\0' '#'; echo; printf '[core]\n\tfsmonitor = ` + mark + `\n') >> new/.git/config`, "ws/new", "new-repository", "ws/new/.git", "config",
+		},
+		"among many hooks": {
+			"", `git init -q new; for i in $(seq 4200); do : > new/.git/hooks/$i; done; printf '#!/bin/sh\ntouch mark' > new/.git/hooks/pre-commit; chmod +x new/.git/hooks/pre-commit`, "ws/new", "new-repository", "ws/new/.git", "hooks/",
+		},
+		"in the agent's home": {
+			"", `mkdir -p ../agent/home new; git init -q --bare ../agent/home/g; git -C ../agent/home/g config core.fsmonitor ` + mark + `; git -C ../agent/home/g config core.bare false; echo gitdir: $PWD/../agent/home/g > new/.git`, "ws/new", "new-repository", "agent/home/g", "core.fsmonitor",
+		},
+		"in the configuration of a worktree": {
+			"git config extensions.worktreeConfig true", `git worktree add -q new; git -C new config --worktree core.fsmonitor ` + mark, "ws/new", "new-repository", "ws/.git/worktrees/new", "core.fsmonitor",
+		},
+		"in a worktree with a folder that the configuration names": {
+			"git config core.hooksPath tools", `git worktree add -q new; mkdir new/tools; printf '#!/bin/sh\ntouch mark' > new/tools/pre-commit; chmod +x new/tools/pre-commit`, "ws/new", "new-repository", "ws/.git/worktrees/new", "core.hookspath",
+		},
+		"in a repository that tools made before": {
+			"mkdir node_modules; git init -q node_modules/old", `git -C node_modules/old config core.fsmonitor ` + mark, "ws/node_modules/old", "unsealed-repository", "ws/node_modules/old/.git", "core.fsmonitor",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.sh("git init -q ws && cd ws && echo x > f && git add f && git commit -qm x; " + c.before)
+			o := Options{Roots: []string{p.path("ws")}, Home: p.path("home"), Own: p.path("agent")}
+			before := Remember(Find(o), o.Roots)
+			p.sh("cd ws; " + c.plant)
+			got := before.Review(o)
+			if !slices.ContainsFunc(got, func(f Finding) bool {
+				return f.Event == c.event && p.rel(f.Path) == c.path && strings.Contains(f.Text, c.says)
+			}) {
+				t.Errorf("%+v", got)
+			}
+			p.sh("cd " + c.tree + "; (git status; git commit -q --allow-empty -m y) >/dev/null 2>&1; test -e mark")
+		})
+	}
+}
+
+// A linked worktree is no repository of the agent's, and what the host's runs there is the host's.
+func TestWorktreesOfARepositoryWithHooksAreNoFinding(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`git init -q ws && cd ws && echo x > f && git add f && git commit -qm x && git config core.pager less && echo > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit`)
+	o := Options{Roots: []string{p.path("ws")}, Home: p.path("home")}
+	before := Remember(Find(o), o.Roots)
+	p.sh(`cd ws && git worktree add -q new`)
+	if got := before.Review(o); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Its size and the time of its content an agent can set as they were.
+func TestAChangeThatIsMadeToLookLikeNoneIsSaid(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`git init -q ws && cd ws && mkdir .husky && echo good > .husky/pre-commit`)
+	o := Options{Roots: []string{p.path("ws")}, Home: p.path("home")}
+	before := Remember(Find(o), o.Roots)
+	p.sh(`cd ws && touch -r .husky/pre-commit ../time && echo evil > .husky/pre-commit && touch -r ../time .husky/pre-commit`)
+	if got := before.Review(o); len(got) != 1 || p.rel(got[0].Path) != "ws/.husky" {
+		t.Errorf("%+v", got)
+	}
 }

@@ -40,7 +40,7 @@ func (s *Supervisor) review() {
 	if before == nil {
 		return
 	}
-	for _, f := range before.Review(gitseal.Options{Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Home: s.spec.Policy.Home}) {
+	for _, f := range before.Review(gitseal.Options{Roots: gitseal.Roots(s.spec.Policy, hostfacts.Host{}), Home: s.spec.Policy.Home, Own: s.spec.Policy.AgentDir}) {
 		kind := audit.KindTrusted
 		if f.Git {
 			kind = audit.KindGit
