@@ -24,6 +24,7 @@ const (
 	maxIncludes = 10      // nested includes, as git
 	maxAdmin    = 4096    // worktrees of one repository
 	maxNamed    = 256     // paths that one configuration names
+	maxLinks    = 40      // on the way to a path, as the kernel
 )
 
 // finder gathers what is found.
@@ -707,11 +708,12 @@ func (f *finder) effective() {
 				f.note("the configuration of %s names more than %d paths: those beyond are not sealed", common, maxNamed)
 			}
 			// git remembers resolutions of conflicts where it is told to, or where there is a folder
-			// for them. What its list of conflicts names it copies there, also a file of the home.
-			cache := filepath.Join(common, "rr-cache")
-			if _, err := os.Lstat(cache); err == nil || f.rerere {
-				f.miss(filepath.Join(t.git, ConflictsFile))
-			} else {
+			// for them. What its list of conflicts names it copies there, also a file of the home, and
+			// also through a link that takes the place of a file with conflicts: no list is harmless.
+			if list := filepath.Join(t.git, ConflictsFile); f.writable(list) {
+				f.absent[list] = true
+			}
+			if cache := filepath.Join(common, Resolutions); !f.rerere {
 				f.miss(cache)
 			}
 			// With an extension it is configuration, and `git sparse-checkout` on the host turns that on.
@@ -748,9 +750,7 @@ func (f *finder) follow(config string, t top, depth int, left *int) {
 		run = t.git
 	}
 	for _, e := range f.config(config) {
-		if e.Key() == "rerere.enabled" && (e.Bare || !strings.EqualFold(e.Value, "false")) {
-			f.rerere = true
-		}
+		f.rerere = f.rerere || e.remembers()
 		base := filepath.Dir(config)
 		if e.Section == "include" || e.Section == "includeif" {
 			if real, _, err := resolve(base); err == nil {
@@ -774,9 +774,21 @@ func (f *finder) named(n named, why string) {
 	real, kind, err := resolve(n.path)
 	if err != nil {
 		if n.must && errors.Is(err, os.ErrNotExist) {
-			f.miss(n.path)
+			end, links := missing(n.path)
+			for _, l := range links {
+				f.seal(l, why) // it could be made to lead to something
+			}
+			f.miss(end)
 		}
 		return
+	}
+	if n.must && f.writable(real) && (kind == sandbox.KindDir) == n.dir {
+		// Once it is gone, with the folder that it lies in perhaps, it must not come anew.
+		defer func() {
+			if f.seals[real].Path != "" {
+				f.absent[real] = true
+			}
+		}()
 	}
 	switch {
 	case kind == sandbox.KindFile && n.config:
@@ -798,6 +810,32 @@ func (f *finder) named(n named, why string) {
 			f.seal(up, why)
 		}
 	}
+}
+
+// missing follows a path that leads to nothing: to where something would have to come, over which
+// links.
+func missing(path string) (end string, links []string) {
+	end = "/"
+	for names := strings.Split(path, "/"); len(names) > 0; {
+		name := names[0]
+		names = names[1:]
+		if name == ".." {
+			end = filepath.Dir(end)
+			continue
+		}
+		next := filepath.Join(end, name)
+		to, err := os.Readlink(next)
+		if err != nil || len(links) == maxLinks {
+			end = next
+			continue
+		}
+		links = append(links, next)
+		if filepath.IsAbs(to) {
+			end = "/"
+		}
+		names = append(strings.Split(to, "/"), names...)
+	}
+	return end, links
 }
 
 // trusted seals the folders at the top of projects that other programs of the host obey.

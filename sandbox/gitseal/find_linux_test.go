@@ -114,12 +114,14 @@ mkdir -p node_modules/x && git init -q node_modules/x`)
 	}
 	want := []string{"ws/HEAD", "ws/a/b/HEAD"}
 	for _, dir := range []string{"ws/.git", "ws/.git/modules/sub/mod", "ws/a/b/.git", "ws/bare.git"} {
-		want = append(want, dir+"/commondir", dir+"/config.worktree", dir+"/remotes", dir+"/rr-cache")
+		want = append(want, dir+"/commondir", dir+"/config.worktree", dir+"/remotes", dir+"/rr-cache", dir+"/MERGE_RR")
 		if _, err := os.Stat(p.path(dir + "/branches")); err != nil { // git made it once
 			want = append(want, dir+"/branches")
 		}
 	}
-	want = append(want, "ws/.git/worktrees/in/config.worktree", "ws/.git/worktrees/out/config.worktree")
+	for _, dir := range []string{"ws/.git/worktrees/in", "ws/.git/worktrees/out"} {
+		want = append(want, dir+"/config.worktree", dir+"/MERGE_RR")
+	}
 	slices.Sort(want)
 	if d := cmp.Diff(want, p.rels(f.Absent)); d != "" {
 		t.Errorf("must not appear: %s", d)
@@ -209,6 +211,21 @@ func TestTheUsersOwnConfigurationIsSealedWhereItLiesInARoot(t *testing.T) {
 	p := newPlace(t)
 	p.sh("mkdir -p ws/git home/.config && ln -s ../ws/gitconfig home/.gitconfig && ln -s ../../ws/git home/.config/git && printf '[include]\n\tpath = more\n' > ws/gitconfig && : > ws/git/config && : > ws/more && : > home/more && printf '[include]\n\tpath = ../more\n' > ws/git/config")
 	p.want(p.find(Limits{}), "ws/git/config", "ws/gitconfig", "ws/more")
+}
+
+// What is not there yet, or is gone with a branch, is known by where it would come: also behind a
+// link, such as one of a home whose dotfiles lie in a folder of their own.
+func TestWhatTheConfigurationNamesMustNotComeAnew(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`mkdir home dots && git init -q ws && ln -s ../ws/dots home/.dots && ln -s ../ws/dots/gitconfig home/.gitconfig && ln -s nowhere ws/l && mkdir -p home/.config/git ws/tools/hooks
+printf '[include]\npath = ~/.dots/local\n[core]\nattributesFile = l/attrs\n' > home/.config/git/config && git -C ws config core.hooksPath tools/hooks`)
+	f := p.find(Limits{})
+	p.want(f, "ws/.git/config", "ws/.git/hooks", "ws/l", "ws/tools/hooks")
+	for _, path := range []string{"ws/dots/local", "ws/dots/gitconfig", "ws/nowhere/attrs", "ws/tools/hooks"} {
+		if !slices.Contains(p.rels(f.Absent), path) {
+			t.Errorf("%s may appear: %q", path, p.rels(f.Absent))
+		}
+	}
 }
 
 func TestTrustedFoldersAtTheTopOfProjects(t *testing.T) {

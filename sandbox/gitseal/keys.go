@@ -69,6 +69,17 @@ func (e Entry) Executable() bool {
 	return executable[key] || leading[key]
 }
 
+// remembers reports whether the entry has git remember how conflicts are resolved.
+func (e Entry) remembers() bool {
+	return e.Key() == "rerere.enabled" && (e.Bare || !strings.EqualFold(e.Value, "false"))
+}
+
+// Remembers reports whether a configuration has git remember how conflicts are resolved.
+func Remembers(text string) bool {
+	entries, _ := ParseConfig(text)
+	return slices.ContainsFunc(entries, Entry.remembers)
+}
+
 // sparse are the variables of the file that `git sparse-checkout` makes.
 var sparse = keySet(`core.sparsecheckout core.sparsecheckoutcone index.sparse`)
 

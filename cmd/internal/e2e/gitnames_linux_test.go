@@ -201,16 +201,23 @@ func TestConfigurationOfAWorktreeIsTheHostsAlsoWhereItWasNotReadBefore(t *testin
 // What git remembers of conflicts: with a folder for it and a list of files, git commit copies
 // what the list names, a key of the home for instance, to where the agent reads it.
 func TestGitOnTheHostCopiesNothingOfTheHostsIntoARepository(t *testing.T) {
-	for _, rerere := range []string{"off", "on"} {
-		t.Run("rerere "+rerere, func(t *testing.T) {
+	const merge = "git config rerere.enabled true; git checkout -q -b other; echo o >file; git commit -q -a -m o; git checkout -q main; echo m >file; git commit -q -a -m m; git merge -q other >/dev/null || :"
+	for name, c := range map[string]struct{ before, after, aside string }{
+		"rerere off":                 {"", "", "rr-cache"},
+		"rerere on":                  {"git config rerere.enabled true && mkdir .git/rr-cache", "", gitseal.ConflictsFile},
+		"in a merge":                 {merge, "", gitseal.ConflictsFile},
+		"in a merge, through a link": {merge, "ln -sf $KEY file; git add file", gitseal.ConflictsFile},
+	} {
+		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
 			ws, key := s.project("repo"), s.write("key", "KEY-OF-THE-HOST\n")
-			if rerere == "on" {
-				s.in(ws, "git config rerere.enabled true && mkdir .git/rr-cache")
+			s.in(ws, c.before)
+			// All comes whole: what is empty is taken away without a word.
+			plant := fmt.Sprintf(`h=$(printf '%%040d' 1); r=.git/rr-cache; [ -e $r ] || r=.git/rr; mkdir -p $r/$h; : >$r/$h/preimage; [ $r != .git/rr ] || mv .git/rr .git/rr-cache; printf '%%s\t%%s\0' $h %s >.git/list; mv .git/list .git/%s; [ -z "$(git ls-files -u)" ] || git add file`, key, gitseal.ConflictsFile)
+			if c.after != "" {
+				plant = strings.ReplaceAll(c.after, "$KEY", key)
 			}
-			// Where there is none it comes whole: an empty one is taken away without a word.
-			plant := fmt.Sprintf(`h=$(printf '%%040d' 1); r=.git/rr-cache; [ -e $r ] || r=.git/rr; mkdir -p $r/$h; : >$r/$h/preimage; [ $r != .git/rr ] || mv .git/rr .git/rr-cache; printf '%%s\t%%s\0' $h %s >.git/%s`, key, gitseal.ConflictsFile)
-			const host = `echo y >> file; git commit -q -a -m y; grep -rsl KEY-OF-THE-HOST .git || :`
+			const host = `[ -L file ] || echo y >> file; git commit -q -a -m y; grep -rsl KEY-OF-THE-HOST .git || :`
 			if got := s.in(s.mkdir("control"), "cp -a ../repo/. . && "+plant+"; "+host); !strings.Contains(got, "rr-cache") {
 				t.Fatalf("outside nothing is copied, so it proves nothing: %q", got)
 			}
@@ -218,7 +225,7 @@ func TestGitOnTheHostCopiesNothingOfTheHostsIntoARepository(t *testing.T) {
 			s.start()
 			s.ok("agent", "start", "alice")
 			s.gitin("alice", "("+plant+"); true") // what is taken away meanwhile ends it early
-			s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git", map[string]string{"off": "rr-cache", "on": gitseal.ConflictsFile}[rerere]))
+			s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git", c.aside))
 			if got := s.in(ws, host); got != "" {
 				t.Errorf("copied: %s", got)
 			}
@@ -256,5 +263,69 @@ func TestEmptyFoldersByNamesThatGitObeysAreTakenAwayAndHarmNobody(t *testing.T) 
 	s.untilAudited("alice", "changed", filepath.Join(ws, ".git/info/attributes"))
 	if said := s.ok("audit", "alice"); strings.Contains(said, "alternates") {
 		t.Errorf("an empty file is a finding:\n%s", said)
+	}
+}
+
+// git on the host looks for hooks and configuration where nothing is yet, or no folder even: what
+// comes there while the agent runs it does not find. The agent goes about it in each way that leaves
+// no trace in the folder where the name would come.
+func TestWhatTheConfigurationNamesDoesNotComeWhileAnAgentRuns(t *testing.T) {
+	for name, c := range map[string]struct{ before, after, plant, aside string }{
+		"a folder in a folder": {"git config core.hooksPath tools/hooks", "", "mkdir tools; mv .new tools/hooks", "tools/hooks"},
+		"another folder in its place": {
+			"git config core.hooksPath .husky/_; mkdir .husky; echo x > .husky/x; git add .husky; git commit -q -m h", "",
+			"mv .husky old; sleep 1; mkdir n; mv .new n/_; mv n .husky", ".husky/_",
+		},
+		"a link": {"git config core.hooksPath tools/hooks", "", "mkdir n; mv .new n/hooks; ln -s n tools", "tools"},
+		"gone with a branch": {
+			"git config core.hooksPath tools/hooks; git branch old; mkdir -p tools/hooks; echo x > tools/hooks/x; git add tools; git commit -q -m h", "git checkout -q old",
+			"mkdir tools; mv .new tools/hooks", "tools/hooks",
+		},
+		"behind a link": {"git config include.path $PWD/../dots/local", "", "mkdir dots; printf '[core]\n\thooksPath = .new\n' >dots/local", "dots/local"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			ws, mark := s.project("repo"), s.path("mark")
+			s.in(ws, c.before)
+			plant := "mkdir .new; printf '#!/bin/sh\ntouch " + mark + "\n' >.new/pre-commit; chmod +x .new/pre-commit; " + c.plant
+			const host = "git commit -q --allow-empty -m y"
+			s.in(s.base, "ln -s control/dots dots")
+			s.runsOutside(mark, "(:; "+c.after+"); "+plant, host)
+			s.in(s.base, "ln -sfn repo/dots dots")
+			s.add("alice", "--workspace", ws)
+			s.start()
+			s.ok("agent", "start", "alice")
+			s.in(ws, c.after)
+			s.spin("alice", "sleep 1; "+plant) // when a command starts all names are looked at
+			s.untilAudited("alice", "new-control-file", filepath.Join(ws, c.aside))
+			s.in(ws, host)
+			if exists(mark) {
+				t.Error("git on the host ran it")
+			}
+			s.untilState("alice", "running")
+		})
+	}
+}
+
+// Where git remembers resolutions of conflicts it writes a list of them, empty mostly, with every
+// commit: an agent may commit as often as it likes, and its host, too.
+func TestGitThatRemembersConflictsWorksBesideAnAgent(t *testing.T) {
+	s := newSite(t)
+	ws := s.project("repo")
+	s.in(ws, "git checkout -q -b other; echo o >file; git commit -q -a -m o; git checkout -q main; echo m >file; git commit -q -a -m m")
+	s.add("alice", "--workspace", ws, "--git-config", "rerere.*")
+	s.start()
+	s.ok("agent", "start", "alice")
+	pid := s.agent("alice").PID
+	s.gitin("alice", "/run/agentconnect/guest git-config rerere.enabled true; set -e; for i in $(seq 25); do git commit -q --allow-empty -m $i; done")
+	const conflict = "git merge -q other >/dev/null && exit 1; echo r >file; git add file; git commit -q -m merged; git reset -q --hard HEAD~1"
+	s.gitin("alice", "set -e; "+conflict)
+	s.in(ws, "set -e; "+conflict+"; "+conflict)
+	s.untilState("alice", "running")
+	if now := s.agent("alice").PID; now != pid {
+		t.Errorf("it was ended and started again: pid %d, before %d", now, pid)
+	}
+	if left, _ := filepath.Glob(filepath.Join(ws, ".git/rr-cache.*")); len(left) > 0 {
+		t.Errorf("set aside: %q", left)
 	}
 }

@@ -71,6 +71,7 @@ type Guard struct {
 	mu     sync.Mutex
 	seals  map[string]*seal
 	absent map[string]bool
+	way    map[string]bool // folders on the way to absent names that the agent can make or replace
 	boxes  map[*box]bool
 	// expected counts sandboxes that start, attached the mounts that were attached since the guard began.
 	expected, attached int
@@ -104,7 +105,7 @@ func New(o Options) (*Guard, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, inner: inner{dirs: map[string]gitseal.Role{}, fresh: map[string]gitseal.Role{}}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
+	g := &Guard{o: o, place: place{root: -1}, inotify: -1, wake: -1, seals: map[string]*seal{}, absent: map[string]bool{}, way: map[string]bool{}, inner: inner{dirs: map[string]gitseal.Role{}, fresh: map[string]gitseal.Role{}}, boxes: map[*box]bool{}, halted: map[*box]bool{}, dirs: map[string]int{}, byWd: map[int]string{}, done: make(chan struct{}), signal: make(chan os.Signal, 1)}
 	var err error
 	if g.place.root, err = pathfd.Open("/"); err == nil {
 		if g.inotify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err == nil {
@@ -216,8 +217,7 @@ func (g *Guard) Expect(plan *sandbox.Plan, absent []string) *Expected {
 	for _, p := range absent {
 		b.knows[p] = true
 		if common(p) {
-			g.absent[p] = true
-			g.look(filepath.Dir(p))
+			g.await(p)
 		}
 	}
 	g.expected++
@@ -334,6 +334,55 @@ func identify(fd int) (inode, uint32) {
 	return inode{st.Dev, st.Ino}, st.Mode & unix.S_IFMT
 }
 
+// await watches for a name that must not come. The lock is held.
+func (g *Guard) await(path string) {
+	g.absent[path] = true
+	g.look(filepath.Dir(path))
+	for dir := filepath.Dir(path); g.seals[dir] == nil && slices.ContainsFunc(g.o.Roots, func(r string) bool { return strings.HasPrefix(dir, r+"/") }); {
+		g.way[dir] = true
+		dir = filepath.Dir(dir)
+		g.look(dir)
+	}
+}
+
+// approach looks for the folders on the way to absent names below dir, which came or is another one
+// now. From the top down: what comes into one meanwhile is heard of. The lock is held.
+func (g *Guard) approach(dir string) {
+	var ways []string
+	for w := range g.way {
+		if w == dir || strings.HasPrefix(w, dir+"/") {
+			ways = append(ways, w)
+		}
+	}
+	slices.Sort(ways)
+	for _, w := range ways {
+		g.lookAgain(w)
+	}
+}
+
+// came says what must go for an absent name to be none again; empty if nothing must.
+func (g *Guard) came(path string) string {
+	if g.seals[path] != nil {
+		return "" // it stands there sealed
+	}
+	st, err := g.place.stat(path)
+	switch {
+	case err == nil && filepath.Base(path) == gitseal.ConflictsFile && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size == 0 && g.place.remove(path) == nil:
+		return "" // git writes one with each commit: it says nothing, until it is written into
+	case err == nil:
+		return path
+	case errors.Is(err, unix.EACCES) && g.shut(path):
+		return path // or it may have
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+		for dir := filepath.Dir(path); dir != "/"; dir = filepath.Dir(dir) {
+			if st, err := g.place.stat(dir); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+				return dir // where it leads the name can come unseen
+			}
+		}
+	}
+	return ""
+}
+
 // look watches a folder for names that come and go. The lock is held.
 func (g *Guard) look(dir string) {
 	if _, ok := g.dirs[dir]; ok {
@@ -442,6 +491,10 @@ func (g *Guard) events(buf []byte) (concerns bool) {
 		}
 		g.inner.came(dir, name, mask)
 		path := dir + "/" + name
+		if g.way[path] {
+			g.approach(path)
+			return true
+		}
 		return g.seals[path] != nil || g.absent[path]
 	})
 }
@@ -462,8 +515,8 @@ func (g *Guard) check() {
 	}
 	var came []string
 	for p := range g.absent {
-		if _, err := g.place.stat(p); err == nil || errors.Is(err, unix.EACCES) && g.shut(p) {
-			came = append(came, p) // or may have
+		if at := g.came(p); at != "" && !slices.Contains(came, at) {
+			came = append(came, at)
 		}
 	}
 	if len(lost)+len(came) == 0 {
@@ -647,6 +700,11 @@ func (g *Guard) forget(s *seal) {
 	s.release()
 	unix.Close(s.fd)
 	delete(g.seals, s.path)
+	for p := range g.absent {
+		if s.pin && strings.HasPrefix(p, s.path+"/") {
+			g.await(p) // which lay in a folder that could not be replaced
+		}
+	}
 }
 
 // moveBack undoes a rename that only a namespace inside the sandbox made possible.
@@ -796,6 +854,9 @@ func (g *Guard) attach(s *seal, said string) error {
 	s.release()
 	unix.Close(s.fd)
 	s.fd, s.id = fd, id
+	if s.copied && filepath.Base(s.path) == "config" && gitseal.Remembers(s.content) {
+		delete(g.absent, filepath.Join(filepath.Dir(s.path), gitseal.Resolutions)) // git makes it from now on
+	}
 	g.attached++
 	s.attached = g.attached
 	for b := range g.boxes {
@@ -873,8 +934,12 @@ func (g *Guard) setAside(path string) {
 		}
 		return
 	}
+	said := "appeared while the agent ran, and git on the host would obey it"
+	if filepath.Base(path) == gitseal.ConflictsFile {
+		said = "while an agent runs git remembers no resolutions of conflicts, since `git commit` on the host would copy whatever file this names"
+	}
 	g.say(audit.Record{Kind: audit.KindGit, Event: "new-control-file", Path: path, Detail: map[string]string{"setAside": audit.Printable(aside), "content": strings.ToValidUTF8(text, "�")},
-		Text: "appeared while the agent ran, and git on the host would obey it: it is set aside as " + audit.Printable(aside)})
+		Text: said + ": it is set aside as " + audit.Printable(aside)})
 }
 
 func modeOf(fd int) os.FileMode {

@@ -111,7 +111,7 @@ func (i *inner) came(dir, name string, mask uint32) {
 
 // checkInner looks at the names that came. The lock is held.
 func (g *Guard) checkInner() {
-	var links, blind, remotes []string
+	var links, blind, remotes, lists []string
 	enter := func(dir string, role gitseal.Role) {
 		l, b := g.enter(dir, role)
 		links, blind = append(links, l...), append(blind, b...)
@@ -131,6 +131,10 @@ func (g *Guard) checkInner() {
 			links = append(links, path)
 		case st.Mode&unix.S_IFMT == unix.S_IFREG && g.inner.remote(path):
 			remotes = append(remotes, path)
+		case !g.absent[path] && g.inner.conflicts(path): // of a linked worktree that is new
+			if at := g.came(path); at != "" {
+				lists = append(lists, at)
+			}
 		}
 	}
 	if g.inner.all {
@@ -140,6 +144,14 @@ func (g *Guard) checkInner() {
 	}
 	g.inner.fresh, g.inner.all = map[string]gitseal.Role{}, false
 	g.unlink(links)
+	if len(lists) > 0 {
+		g.still(func() {
+			for _, path := range lists {
+				g.setAside(path)
+			}
+		})
+		g.persists(lists, nil)
+	}
 	if len(remotes) > 0 {
 		g.still(func() {
 			for _, path := range remotes {
@@ -163,6 +175,11 @@ func (g *Guard) checkInner() {
 func (i *inner) remote(path string) bool {
 	dir, name := filepath.Split(path)
 	return filepath.Base(dir) == gitseal.Branches && i.dirs[filepath.Dir(filepath.Clean(dir))] == gitseal.GitDir && !strings.Contains(name, ".set-aside-")
+}
+
+// conflicts reports whether a path is git's list of conflicts.
+func (i *inner) conflicts(path string) bool {
+	return filepath.Base(path) == gitseal.ConflictsFile && i.dirs[filepath.Dir(path)] == gitseal.GitDir
 }
 
 // unlink takes links away.

@@ -47,6 +47,10 @@ func (p place) mkdir(path string, mode uint32) error {
 	return p.in("mkdir", path, func(dir int, name string) error { return unix.Mkdirat(dir, name, mode) })
 }
 
+func (p place) remove(path string) error {
+	return p.in("unlink", path, func(dir int, name string) error { return unix.Unlinkat(dir, name, 0) })
+}
+
 // rename moves from to to, which may be in different folders.
 func (p place) rename(from, to string, flags uint) error {
 	return p.in("rename", from, func(fromDir int, fromName string) error {
