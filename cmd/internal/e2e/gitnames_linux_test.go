@@ -6,9 +6,11 @@ package e2e
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"agentconnect.md/sandbox/cmd/internal/audit"
 	"agentconnect.md/sandbox/sandbox/gitseal"
 )
 
@@ -328,4 +330,33 @@ func TestGitThatRemembersConflictsWorksBesideAnAgent(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(ws, ".git/rr-cache.*")); len(left) > 0 {
 		t.Errorf("set aside: %q", left)
 	}
+}
+
+// The watches of all programs of a user are counted together, those of an agent's, too: it can take
+// all that are left, so that a folder which comes then is watched by nobody.
+func TestAnAgentThatTakesAllWatchesIsWatchedAllTheSame(t *testing.T) {
+	s := newSite(t)
+	s.namespace("echo 400 >/proc/sys/user/max_inotify_watches")
+	ws := s.project("repo")
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.spin("alice", `cd /tmp && exec python3 -c '
+import ctypes, time
+libc = ctypes.CDLL(None)
+fd = libc.inotify_init1(0)
+for i in range(500):
+    open(str(i), "w").close()
+    libc.inotify_add_watch(fd, str(i).encode(), 2)
+time.sleep(600)'`)
+	const folder, link = ".git/logs/refs/heads/a", "logs/refs/heads/a/b"
+	s.until("no watch is left for a folder that comes", func() bool {
+		s.gitin("alice", "rm -rf "+folder+"; mkdir "+folder)
+		return slices.ContainsFunc(s.audited("alice"), func(r audit.Record) bool { return r.Event == "watch-limit" })
+	})
+	s.gitin("alice", "ln -s /etc/passwd .git/"+link)
+	s.untilAudited("alice", "link-removed", filepath.Join(ws, ".git", link))
+	s.gitin("alice", "mkdir -p .git/new && echo 'URL: ../evil' >.git/new/origin && mv .git/new .git/remotes")
+	s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git/remotes"))
+	s.untilState("alice", "running")
 }

@@ -92,8 +92,11 @@ type Guard struct {
 	halted      map[*box]bool // for them
 	// settling: the host is being waited for.
 	settling bool
-	full     bool // no more folders can be watched
-	closed   bool
+	// full: no more folders can be watched, the agent's own watches being the user's, too; all is
+	// looked at again at next, which was said once.
+	full, saidFull bool
+	next           time.Time
+	closed         bool
 
 	inotify int
 	wake    int // an eventfd
@@ -390,9 +393,12 @@ func (g *Guard) look(dir string) {
 	}
 	wd, err := unix.InotifyAddWatch(g.inotify, dir, unix.IN_CREATE|unix.IN_MOVE|unix.IN_DELETE|unix.IN_MOVE_SELF|unix.IN_DELETE_SELF|unix.IN_ONLYDIR|unix.IN_DONT_FOLLOW)
 	if err != nil {
-		if errors.Is(err, unix.ENOSPC) && !g.full {
+		if errors.Is(err, unix.ENOSPC) {
 			g.full = true
-			g.say(audit.Record{Kind: audit.KindGit, Event: "watch-limit", Path: dir, Text: "no more folders can be watched (fs.inotify.max_user_watches): what appears in others is noticed when the agent stops"})
+			if !g.saidFull {
+				g.saidFull = true
+				g.say(audit.Record{Kind: audit.KindGit, Event: "watch-limit", Path: dir, Text: "no more folders can be watched (fs.inotify.max_user_watches; the agent may have taken them): all are looked at again and again instead"})
+			}
 		}
 		return
 	}
@@ -427,6 +433,9 @@ func (g *Guard) run() {
 		if g.retry > 0 {
 			wait = int(g.retry.Milliseconds())
 		}
+		if left := int(max(time.Until(g.next), 0).Milliseconds()) + 1; g.full && len(g.boxes) > 0 && (wait < 0 || left < wait) {
+			wait = left
+		}
 		g.mu.Unlock()
 		n, err := unix.Poll(fds, wait)
 		if err != nil && err != unix.EINTR {
@@ -460,8 +469,28 @@ func (g *Guard) run() {
 				g.checkInner()
 			}
 		}
+		if g.full && len(g.boxes) > 0 && !time.Now().Before(g.next) {
+			g.lookAtAll()
+		}
 		g.mu.Unlock()
 	}
+}
+
+// lookAtAll does without watches, and takes those that there are again. The lock is held.
+func (g *Guard) lookAtAll() {
+	began := time.Now()
+	g.full = false
+	for p := range g.seals {
+		g.look(filepath.Dir(p))
+	}
+	for p := range g.absent {
+		g.await(p)
+	}
+	g.check()
+	clear(g.inner.dirs) // of those that went nobody was told
+	g.inner.all = true
+	g.checkInner()
+	g.next = time.Now().Add(max(firstRetry, 20*time.Since(began)))
 }
 
 // events reads what inotify has, and reports whether any of it concerns a seal. A flood is
