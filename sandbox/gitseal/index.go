@@ -14,54 +14,58 @@ const (
 	skipWorktree = 1 << 14 // of the extended flags
 )
 
-// hiddenEntries counts the entries of an index (versions 2 to 4, gitformat-index(5)) that are
-// marked assume-unchanged or skip-worktree. hash is the length of an object's name in bytes.
-func hiddenEntries(b []byte, hash int) int {
+// hiddenEntries calls f with the name of each entry of an index (versions 2 to 4, gitformat-index(5))
+// that is marked assume-unchanged or skip-worktree. hash is the length of an object's name in bytes.
+func hiddenEntries(b []byte, hash int, f func(name []byte)) {
 	if len(b) < 12 || string(b[:4]) != "DIRC" {
-		return 0
+		return
 	}
 	version, count := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
 	fixed := 40 + hash + 2
-	hidden := 0
+	var name []byte
 	for rest := b[12:]; count > 0; count-- {
 		if len(rest) < fixed {
-			return hidden
+			return
 		}
 		flags := binary.BigEndian.Uint16(rest[fixed-2:])
 		size, hides := fixed, flags&assumeValid != 0
 		if flags&extendedFlag != 0 && version >= 3 {
 			if len(rest) < fixed+2 {
-				return hidden
+				return
 			}
 			hides = hides || binary.BigEndian.Uint16(rest[fixed:])&skipWorktree != 0
 			size += 2
 		}
-		if hides {
-			hidden++
-		}
+		cut := len(name)
 		if version == 4 {
-			// How much of the name before is cut, as a number of bytes whose top bits say
-			// that it goes on.
-			for size < len(rest) && rest[size]&0x80 != 0 {
-				size++
+			// How much of the name before is cut: a number in bytes whose top bits say that it goes on.
+			cut = 0
+			for ; size < len(rest) && rest[size]&0x80 != 0; size++ {
+				cut = min((cut|int(rest[size]&0x7f))+1, len(b)) << 7
+			}
+			if size < len(rest) {
+				cut |= int(rest[size])
 			}
 			size++
 		}
-		if size > len(rest) {
-			return hidden
+		if size > len(rest) || cut > len(name) {
+			return
 		}
 		end := bytes.IndexByte(rest[size:], 0)
 		if end < 0 {
-			return hidden
+			return
+		}
+		name = append(name[:len(name)-cut], rest[size:size+end]...)
+		if hides {
+			f(name)
 		}
 		size += end + 1
 		if version < 4 {
 			size = (size + 7) &^ 7 // one to eight NULs up to a multiple of eight
 		}
 		if size > len(rest) {
-			return hidden
+			return
 		}
 		rest = rest[size:]
 	}
-	return hidden
 }

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -140,9 +139,10 @@ func Remember(found *Found, roots []string) *State {
 			for _, path := range present(dir, remembered) {
 				s.files[path] = digest(path)
 			}
+			s.files[filepath.Join(dir, packed)] = replacements(dir)
 		}
 		index := filepath.Join(r.Dir, "index")
-		s.files[index] = strconv.Itoa(r.hiddenChanges(index))
+		_, s.files[index] = r.hiddenChanges()
 	}
 	for _, r := range found.Repositories {
 		if !r.Sealed {
@@ -244,6 +244,9 @@ func (s *State) Review(o Options) []Finding {
 				continue
 			}
 			compared[dir] = true
+			if path := filepath.Join(dir, packed); replacements(dir) != s.files[path] {
+				add(true, "changed", path, "its refs/replace change what git shows, and are not as they were")
+			}
 			for _, name := range quiet {
 				path := filepath.Join(dir, name)
 				// A runtime's own sandbox makes some to mount on. An empty one says nothing, but for the
@@ -294,7 +297,7 @@ func (s *State) Review(o Options) []Finding {
 			}
 		}
 		index := filepath.Join(r.Dir, "index")
-		if n := r.hiddenChanges(index); n > 0 && strconv.Itoa(n) != s.files[index] {
+		if n, which := r.hiddenChanges(); n > 0 && which != s.files[index] {
 			add(true, "hidden-changes", index, "%d files are marked skip-worktree or assume-unchanged: git status does not show what changes in them", n)
 		}
 	}
@@ -437,17 +440,49 @@ func changed(st fs.FileInfo) int64 {
 // maxIndex bounds an index that is read, in bytes.
 const maxIndex = 64 << 20
 
-// hiddenChanges counts the files that an index hides from git status.
-func (r Repository) hiddenChanges(path string) int {
-	text, ok := readWhole(path, maxIndex)
-	switch {
-	case !ok:
-		return 0
-	case r.SHA256:
-		return hiddenEntries([]byte(text), sha256.Size)
+// hiddenChanges counts the files that the index hides from git status, at least so many, and says in
+// short which. A part of the index may lie in others that are shared, and be in it once more without a name.
+func (r Repository) hiddenChanges() (n int, which string) {
+	size := sha1Size
+	if r.SHA256 {
+		size = sha256.Size
 	}
-	return hiddenEntries([]byte(text), sha1Size)
+	h := sha256.New()
+	for _, name := range append([]string{"index"}, shared(r.Dir)...) {
+		text, _ := readWhole(filepath.Join(r.Dir, name), maxIndex)
+		here := 0
+		hiddenEntries([]byte(text), size, func(name []byte) {
+			here++
+			fmt.Fprintf(h, "%s\x00", name)
+		})
+		n = max(n, here)
+	}
+	return n, fmt.Sprintf("%x", h.Sum(nil))
 }
+
+// shared lists the shared parts of an index in a git directory.
+func shared(dir string) []string {
+	return slices.DeleteFunc(names(dir, maxHooks), func(name string) bool { return !strings.HasPrefix(name, "sharedindex.") })
+}
+
+// replacements are the refs by which git takes other objects for those asked for, as far as they are
+// packed; refs/replace holds the others.
+func replacements(dir string) string {
+	text, whole := readWhole(filepath.Join(dir, packed), maxIndex)
+	if !whole {
+		return digest(filepath.Join(dir, packed))
+	}
+	var lines strings.Builder
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, " refs/replace/") {
+			lines.WriteString(line)
+		}
+	}
+	return lines.String()
+}
+
+// packed is the file of a git directory that holds most refs.
+const packed = "packed-refs"
 
 // sha1Size is the length of an object's name in repositories of the usual kind.
 const sha1Size = 20

@@ -175,8 +175,17 @@ func TestHiddenEntriesOfEveryVersionOfTheIndex(t *testing.T) {
 			if len(repositories) != 1 {
 				t.Fatalf("%+v", repositories)
 			}
-			if n := repositories[0].hiddenChanges(p.path("ws/.git/index")); n != 2 {
+			n, which := repositories[0].hiddenChanges()
+			if n != 2 {
 				t.Errorf("version %s with %s: %d", version, format, n)
+			}
+			p.sh("cd ws && git update-index --no-skip-worktree 22 && git update-index --skip-worktree 1")
+			if n, now := repositories[0].hiddenChanges(); n != 2 || now == which {
+				t.Errorf("version %s with %s: another one is hidden, %d in all, and it is not told", version, format, n)
+			}
+			p.sh("cd ws && git update-index --no-skip-worktree 1 && git update-index --skip-worktree 22 && git update-index --split-index")
+			if n, _ := repositories[0].hiddenChanges(); n != 2 {
+				t.Errorf("version %s with %s: shared, %d", version, format, n)
 			}
 		}
 	}
@@ -185,7 +194,13 @@ func TestHiddenEntriesOfEveryVersionOfTheIndex(t *testing.T) {
 func FuzzIndex(f *testing.F) {
 	f.Add([]byte("DIRC\x00\x00\x00\x02\x00\x00\x00\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if n := hiddenEntries(b, sha1Size); n < 0 || n > len(b)/60 {
+		n := 0
+		hiddenEntries(b, sha1Size, func(name []byte) {
+			if n++; len(name) > len(b) {
+				t.Errorf("a name of %d bytes in %d", len(name), len(b))
+			}
+		})
+		if n > len(b)/60 {
 			t.Errorf("%d in %d bytes", n, len(b))
 		}
 	})
@@ -265,6 +280,22 @@ func TestAChangeThatIsMadeToLookLikeNoneIsSaid(t *testing.T) {
 	before := Remember(Find(o), o.Roots)
 	p.sh(`cd ws && touch -r .husky/pre-commit ../time && echo evil > .husky/pre-commit && touch -r ../time .husky/pre-commit`)
 	if got := before.Review(o); len(got) != 1 || p.rel(got[0].Path) != "ws/.husky" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A ref that replaces an object is as good packed as it is by itself.
+func TestPackedReplacementsAreSaid(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`git init -q ws && cd ws && echo x > f && git add f && git commit -qm x && git pack-refs --all`)
+	o := Options{Roots: []string{p.path("ws")}, Home: p.path("home")}
+	before := Remember(Find(o), o.Roots)
+	p.sh(`cd ws && git tag a && git pack-refs --all`)
+	if got := before.Review(o); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+	p.sh(`cd ws && git replace HEAD $(git commit-tree HEAD^{tree} -m other) && git pack-refs --all && test ! -e .git/refs/replace/*`)
+	if got := before.Review(o); !slices.ContainsFunc(got, func(f Finding) bool { return f.Event == "changed" && p.rel(f.Path) == "ws/.git/packed-refs" }) {
 		t.Errorf("%+v", got)
 	}
 }
