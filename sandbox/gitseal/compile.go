@@ -5,6 +5,7 @@ package gitseal
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 
@@ -37,6 +38,16 @@ func Compile(p sandbox.Policy, h sandbox.Host, hooks bool) (*sandbox.Plan, *Foun
 				continue
 			}
 			found.Seals = append(found.Seals, sandbox.Seal{Path: path, Kind: sandbox.KindDir, How: sandbox.SealReadOnly, Why: "git control file of " + dir})
+		}
+		for _, path := range found.Shared {
+			if !hooks {
+				found.Notes = append(found.Notes, path+" has another name besides (a hard link), by which the agent could write it: it will be made a file of its own")
+				continue
+			}
+			if err := alone(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, nil, fmt.Errorf("%s has another name besides (a hard link), by which the agent could write it, and cannot be made a file of its own: %w; replace it by a copy", path, err)
+			}
+			found.Notes = append(found.Notes, path+" had another name besides (a hard link), by which the agent could have written it: it is a file of its own now")
 		}
 		p.Seals, p.SealNotes = found.Seals, found.Notes
 		plan, err := sandbox.Compile(p, h)

@@ -1,6 +1,7 @@
 package gitseal
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ const (
 	maxIncludes = 10      // nested includes, as git
 	maxAdmin    = 4096    // worktrees of one repository
 	maxNamed    = 256     // paths that one configuration names
+	maxSealed   = 50_000  // names in sealed folders that are looked at
 	maxLinks    = 40      // on the way to a path, as the kernel
 )
 
@@ -47,6 +49,7 @@ type finder struct {
 	// configs are the files read so far: the user's own belong to every repository.
 	configs map[string][]Entry
 	buf     [16 << 10]byte // for the names in a folder
+	sealed  int            // names in sealed folders that were looked at
 	shuts   int            // folders that were sealed since they may not be read
 	rerere  bool           // a configuration that was followed last turns it on
 }
@@ -178,7 +181,12 @@ func (f *finder) submodules() {
 func (f *finder) result() *Found {
 	for _, s := range f.seals {
 		f.found.Seals = append(f.found.Seals, s)
+		if s.Kind == sandbox.KindDir && (s.How == sandbox.SealReadOnly || s.How == sandbox.SealTrusted) {
+			f.shared(s.Path, 0)
+		}
 	}
+	slices.Sort(f.found.Shared)
+	f.found.Shared = slices.Compact(f.found.Shared)
 	slices.SortFunc(f.found.Seals, func(a, b sandbox.Seal) int { return strings.Compare(a.Path, b.Path) })
 	for p := range f.absent {
 		f.found.Absent = append(f.found.Absent, p)
@@ -243,25 +251,68 @@ func (f *finder) open(path string) (int, error) {
 	return pathfd.Absolute(f.root, path, 0)
 }
 
-// kind says what stands at a path that has no link on the way (unix.S_IFMT).
-func (f *finder) kind(path string) (mode uint32, err error) {
+// kind says what stands at a path that has no link on the way (unix.S_IFMT), and whether it is a
+// file with another name besides.
+func (f *finder) kind(path string) (mode uint32, shared bool, err error) {
+	var st unix.Stat_t
 	if name, ok := f.below(path); ok && !strings.Contains(name, "/") {
-		var st unix.Stat_t
 		err := unix.Fstatat(f.at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
-		return st.Mode & unix.S_IFMT, err
+		return st.Mode & unix.S_IFMT, several(&st), err
 	}
 	fd, err := f.open(path)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	defer unix.Close(fd)
-	return pathfd.Mode(fd)
+	err = unix.Fstat(fd, &st)
+	return st.Mode & unix.S_IFMT, several(&st), err
+}
+
+// several reports whether a file has more than one name.
+func several(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 }
+
+// shared finds the files in a sealed folder that have other names: by those the agent writes them.
+func (f *finder) shared(dir string, depth int) {
+	fd, err := pathfd.Absolute(f.root, dir, unix.O_DIRECTORY)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	//nolint:forbidigo // the open directory itself
+	list, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(list)
+	var dirs []string
+	_ = eachName(list, f.buf[:], func(name []byte, typ byte) bool {
+		if f.sealed++; f.sealed > maxSealed {
+			f.note("the sealed folders hold more than %d names: which of the others are hard links was not looked at", maxSealed)
+			return false
+		}
+		switch {
+		case typ == unix.DT_DIR:
+			dirs = append(dirs, string(name))
+		case typ != unix.DT_REG, bytes.HasSuffix(name, []byte(".sample")): // which nothing runs
+		default:
+			var st unix.Stat_t
+			if unix.Fstatat(list, string(name), &st, unix.AT_SYMLINK_NOFOLLOW) == nil && several(&st) {
+				f.found.Shared = append(f.found.Shared, dir+"/"+string(name))
+			}
+		}
+		return true
+	})
+	for _, name := range dirs {
+		if depth < maxDepth && f.sealed <= maxSealed {
+			f.shared(dir+"/"+name, depth+1)
+		}
+	}
 }
 
 // seal makes what stands at path unchangeable, whatever it is; nothing there is nothing to
 // seal. It reports whether something is there.
 func (f *finder) seal(path, why string) bool {
-	mode, err := f.kind(path)
+	mode, shared, err := f.kind(path)
 	if errors.Is(err, unix.ELOOP) {
 		if link := f.linkAbove(path); link != "" {
 			// A mount point with a link on the way is none: the link stays what it is, and what it
@@ -282,6 +333,9 @@ func (f *finder) seal(path, why string) bool {
 		return err == nil
 	}
 	s := sandbox.Seal{Path: path, How: sandbox.SealReadOnly, Why: why}
+	if shared {
+		f.found.Shared = append(f.found.Shared, path)
+	}
 	switch mode {
 	case unix.S_IFREG:
 		s.Kind = sandbox.KindFile
@@ -1007,6 +1061,59 @@ func names(dir string, most int) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// maxAlone bounds a file that is made one of its own, in bytes.
+const maxAlone = 256 << 20
+
+// alone gives what stands at a path an inode of its own, reached without following a link, if it is
+// a file with more than one name.
+func alone(path string) error {
+	root, err := pathfd.Open("/")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	dir, name, err := pathfd.Parent(root, path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	at, err := pathfd.Beneath(dir, name, 0)
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil || !several(&st) {
+		unix.Close(at)
+		return err
+	}
+	if st.Size > maxAlone {
+		unix.Close(at)
+		return fmt.Errorf("larger than %d bytes", maxAlone)
+	}
+	text, whole := readAt(at, maxAlone)
+	if !whole {
+		return errors.New("it cannot be read")
+	}
+	tmp := name + ".agentconnect-new"
+	_ = unix.Unlinkat(dir, tmp, 0)
+	//nolint:forbidigo // one new name in an open directory: O_EXCL follows no link
+	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), tmp)
+	_, err = file.WriteString(text)
+	times := []unix.Timespec{st.Atim, st.Mtim}
+	err = errors.Join(err, unix.Fchmod(fd, st.Mode&0o7777), unix.UtimesNanoAt(dir, tmp, times, unix.AT_SYMLINK_NOFOLLOW), file.Close())
+	if err == nil {
+		err = unix.Renameat(dir, tmp, dir, name)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(dir, tmp, 0)
+	}
+	return err
 }
 
 // makeHooks makes an empty hooks/ in a git directory, reached without following a link.

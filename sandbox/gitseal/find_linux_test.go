@@ -325,3 +325,21 @@ func TestFileBehindALinkedFolderIsSealedWhereItIs(t *testing.T) {
 		}
 	}
 }
+
+func TestSealedFilesWithOtherNamesAreFound(t *testing.T) {
+	p := newPlace(t)
+	p.sh(`git init -q ws && cd ws && mkdir -p .vscode tools/deep && echo x > tools/deep/h && echo x > .vscode/s && echo x > free && git config core.hooksPath tools && ln .git/config c && ln tools/deep/h h && ln .vscode/s s && ln free f && ln .git/hooks/pre-commit.sample sample && touch -d @1 .git/config && chmod 600 .git/config`)
+	f := p.find(Limits{})
+	if d := cmp.Diff([]string{"ws/.git/config", "ws/.vscode/s", "ws/tools/deep/h"}, p.rels(f.Shared)); d != "" {
+		t.Error(d)
+	}
+	for _, path := range f.Shared {
+		if err := alone(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := p.find(Limits{}).Shared; len(got) != 0 {
+		t.Errorf("still: %q", got)
+	}
+	p.sh(`cd ws && cmp .git/config c && [ "$(stat -c '%a %Y' .git/config)" = "600 1" ] && test ! -e .git/config.agentconnect-new`)
+}

@@ -8,3 +8,5 @@ import "errors"
 func Find(Options) *Found { return &Found{} }
 
 func makeHooks(string) error { return errors.ErrUnsupported }
+
+func alone(string) error { return nil }

@@ -68,6 +68,9 @@ type Found struct {
 	// Hooks are git directories without hooks/: an empty one must be made, since what does
 	// not exist cannot be sealed.
 	Hooks []string
+	// Shared are sealed files that have another name besides: by that the agent could write them, so
+	// they have to become files of their own.
+	Shared []string
 	// Absent are names that git would obey and that must not be there unless they are sealed: no
 	// mount forbids a new name, so they are watched.
 	Absent []string

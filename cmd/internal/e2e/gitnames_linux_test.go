@@ -360,3 +360,31 @@ time.sleep(600)'`)
 	s.untilAudited("alice", "new-control-file", filepath.Join(ws, ".git/remotes"))
 	s.untilState("alice", "running")
 }
+
+// What the host makes while an agent runs is sealed from the next start on, and until then the agent
+// gives files names of its own, by which no mount would keep it from writing them.
+func TestFilesThatAnAgentGaveOtherNamesAreSealedAllTheSame(t *testing.T) {
+	s := newSite(t)
+	ws, mark := s.project("repo"), s.path("mark")
+	const link = "ln made/.git/hooks/pre-commit hook; ln made/.git/config config; ln made/.husky/_/h h"
+	plant := "echo 'touch " + mark + "' >>hook; echo 'touch " + mark + "' >>h; printf '[core]\\n\\tfsmonitor = touch " + mark + "\\n' >>config"
+	const host = "cd made; git status --porcelain >/dev/null; git commit -q --allow-empty -m y"
+	made := "git clone -q . made; mkdir -p made/.husky/_; for f in .git/hooks/pre-commit .husky/_/h; do printf '#!/bin/sh\\n' >made/$f; chmod 755 made/$f; done; git -C made config core.hooksPath .git/hooks; git -C made config --add include.path ../.husky/_/h2"
+	s.runsOutside(mark, made+"; "+link+"; "+plant, host)
+	s.add("alice", "--workspace", ws)
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.spin("alice", "while [ ! -e go ]; do sleep .1; done; "+link+"; touch linked")
+	s.in(ws, made+"; git -C made config core.hooksPath .husky/_; touch go")
+	s.until("the agent has names of its own", func() bool { return exists(filepath.Join(ws, "linked")) })
+	s.ok("agent", "restart", "alice")
+	s.untilState("alice", "running")
+	s.gitin("alice", plant)
+	s.in(ws, host+"; git -c core.hooksPath=.git/hooks commit -q --allow-empty -m z; sh .husky/_/h")
+	if exists(mark) {
+		t.Error("the host ran what the agent wrote")
+	}
+	if st := s.in(ws, "stat -c '%a %h' made/.git/hooks/pre-commit made/.husky/_/h made/.git/config"); st != "755 1\n755 1\n644 1\n" {
+		t.Errorf("modes and names: %q", st)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -794,7 +795,13 @@ func digest(dir int) ([]string, error) {
 	var out []string
 	for _, e := range entries {
 		text, _ := readRegular(name+"/"+e.Name(), maxFile)
-		out = append(out, e.Name()+"\x00"+e.Type().String()+"\x00"+text)
+		names := uint64(1) // with another one the agent could write it later
+		if st, err := e.Info(); err == nil && st.Mode().IsRegular() {
+			if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+				names = uint64(sys.Nlink) //nolint:unconvert // narrower on some architectures
+			}
+		}
+		out = append(out, fmt.Sprint(e.Name(), "\x00", e.Type(), "\x00", names, "\x00", text))
 	}
 	return out, nil
 }
@@ -857,13 +864,16 @@ func (g *Guard) fresh(path, content string) error {
 		return err
 	}
 	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Nlink > 1 {
+		return g.place.write(path, content, st.Mode().Perm()) // the agent has a name of its own for it
+	}
 	// A read lease is granted only where nobody has the file open for writing.
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-		return err
-	}
-	st, err := f.Stat()
-	if err != nil {
 		return err
 	}
 	return g.place.write(path, content, st.Mode().Perm())

@@ -74,3 +74,20 @@ func TestAFileThatWasReplacedBeforeTheHaltIsNotTheHosts(t *testing.T) {
 		g.mu.Unlock()
 	}
 }
+
+// git's lock becomes the new configuration: an agent that gave it a name of its own before it was
+// halted would write that.
+func TestAFileWithAnotherNameIsMadeAnother(t *testing.T) {
+	dir := t.TempDir()
+	config, mine := filepath.Join(dir, "config"), filepath.Join(dir, "mine")
+	do(t, os.WriteFile(config, []byte("host's"), 0o640), os.Link(config, mine))
+	g, err := New(Options{Roots: []string{dir}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	do(t, g.fresh(config, "host's"), os.WriteFile(mine, []byte("agent's"), 0o600))
+	if text, err := os.ReadFile(config); err != nil || string(text) != "host's" {
+		t.Errorf("%q %v", text, err)
+	}
+}
