@@ -349,11 +349,13 @@ for i in range(500):
     open(str(i), "w").close()
     libc.inotify_add_watch(fd, str(i).encode(), 2)
 time.sleep(600)'`)
-	const folder, link = ".git/logs/refs/heads/a", "logs/refs/heads/a/b"
+	link := "logs/refs/heads/"
 	s.until("no watch is left for a folder that comes", func() bool {
-		s.gitin("alice", "rm -rf "+folder+"; mkdir "+folder)
+		link += "a/"
+		s.gitin("alice", "mkdir .git/"+link)
 		return slices.ContainsFunc(s.audited("alice"), func(r audit.Record) bool { return r.Event == "watch-limit" })
 	})
+	link += "b"
 	s.gitin("alice", "ln -s /etc/passwd .git/"+link)
 	s.untilAudited("alice", "link-removed", filepath.Join(ws, ".git", link))
 	s.gitin("alice", "mkdir -p .git/new && echo 'URL: ../evil' >.git/new/origin && mv .git/new .git/remotes")
