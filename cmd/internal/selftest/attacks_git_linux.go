@@ -132,7 +132,11 @@ func movesAway(path string) error {
 	if err := os.Rename(path, away); err != nil {
 		return err
 	}
-	return os.Rename(away, path)
+	// Outside a running agent's guard may have put an empty folder there meanwhile, over which os.Rename would not.
+	if err := unix.Rename(away, path); err != nil {
+		return &os.LinkError{Op: "rename", Old: away, New: path, Err: err}
+	}
+	return nil
 }
 
 // replaces renames a copy over the file.
