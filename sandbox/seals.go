@@ -57,8 +57,9 @@ func (c *compiler) seals() error {
 				continue
 			}
 			at := filepath.Join(r.target, strings.TrimPrefix(s.Path, r.source))
-			if ownerOf(sorted, at).target != r.target {
-				continue // something more specific is shown there
+			owner := ownerOf(sorted, at)
+			if same := owner.target == at && owner.source == s.Path && owner.access == ReadWrite; owner.target != r.target && !same {
+				continue // something more specific is shown there, and not this very file for writing
 			}
 			n := rule{target: at, source: s.Path, op: OpBind, access: ReadOnly, kind: s.Kind, keep: true, seal: true, why: s.Why}
 			switch {

@@ -57,6 +57,20 @@ func TestSealsBecomeMountsWithEveryFolderAbovePinned(t *testing.T) {
 	}
 }
 
+// A grant of the very file opens no more than one of the folder that it lies in.
+func TestGrantedControlFileStaysSealed(t *testing.T) {
+	p, h := alice(), debian()
+	p.Workspace = app
+	h.file(app+"/.git/config", "")
+	p.Grants = []Grant{{app + "/.git/config", ReadWrite}}
+	for how, want := range map[SealKind]string{SealReadOnly: "bind ", SealFile: "cover "} {
+		p.Seals = []Seal{{Path: app + "/.git/config", Kind: KindFile, How: how, Why: "x"}}
+		if got := sealedMounts(mustCompile(t, p, h)); !slices.Contains(got, want+app+"/.git/config ro") {
+			t.Errorf("%v: %q", how, got)
+		}
+	}
+}
+
 func TestSealThatIsGoneIsAChangedError(t *testing.T) {
 	p, h := alice(), debian()
 	p.Workspace = app
