@@ -448,8 +448,11 @@ func (r Repository) hiddenChanges() (n int, which string) {
 		size = sha256.Size
 	}
 	h := sha256.New()
-	for _, name := range append([]string{"index"}, shared(r.Dir)...) {
-		text, _ := readWhole(filepath.Join(r.Dir, name), maxIndex)
+	for list := []string{"index"}; len(list) > 0; list = list[1:] {
+		text, _ := readWhole(filepath.Join(r.Dir, list[0]), maxIndex)
+		if list[0] == "index" && strings.Contains(text, "link\x00") { // the extension that names the shared part
+			list = append(list, shared(r.Dir)...)
+		}
 		here := 0
 		hiddenEntries([]byte(text), size, func(name []byte) {
 			here++
