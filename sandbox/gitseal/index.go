@@ -14,9 +14,22 @@ const (
 	skipWorktree = 1 << 14 // of the extended flags
 )
 
-// hiddenEntries calls f with the name of each entry of an index (versions 2 to 4, gitformat-index(5))
-// that is marked assume-unchanged or skip-worktree. hash is the length of an object's name in bytes.
-func hiddenEntries(b []byte, hash int, f func(name []byte)) {
+// entry is one of an index. hides: it is marked assume-unchanged or skip-worktree; link: it is a
+// repository of its own, in which git runs git.
+type entry struct {
+	name        []byte
+	hides, link bool
+}
+
+// Where an entry says what it is, and what it says of a repository.
+const (
+	modeAt   = 24
+	linkMode = 0o160000
+)
+
+// indexEntries calls f with each entry of an index (versions 2 to 4, gitformat-index(5)). hash is the
+// length of an object's name in bytes.
+func indexEntries(b []byte, hash int, f func(e entry)) {
 	if len(b) < 12 || string(b[:4]) != "DIRC" {
 		return
 	}
@@ -56,9 +69,7 @@ func hiddenEntries(b []byte, hash int, f func(name []byte)) {
 			return
 		}
 		name = append(name[:len(name)-cut], rest[size:size+end]...)
-		if hides {
-			f(name)
-		}
+		f(entry{name: name, hides: hides, link: binary.BigEndian.Uint32(rest[modeAt:]) == linkMode})
 		size += end + 1
 		if version < 4 {
 			size = (size + 7) &^ 7 // one to eight NULs up to a multiple of eight

@@ -228,7 +228,10 @@ func (s *State) Review(o Options) []Finding {
 		}
 	}
 	now := Find(o)
-	compared := map[string]bool{}
+	compared, linked := map[string]bool{}, map[string]bool{}
+	for _, r := range now.Repositories {
+		r.links(linked)
+	}
 	for _, r := range now.Repositories {
 		if before, is := s.unsealed[r.Dir]; is || !s.repositories[r.Dir] {
 			switch runs := strings.Join(s.runs(r), ", "); {
@@ -237,6 +240,14 @@ func (s *State) Review(o Options) []Finding {
 				add(true, "unsealed-repository", r.Dir, "it is not sealed, and what git on the host would run there is not as it was: %s", runs)
 			default:
 				add(true, "new-repository", r.Dir, "a repository that the agent made would make git on the host run: %s", runs)
+				if linked[r.Top] && len(s.configured(r)) > 0 {
+					path := filepath.Join(r.Top, ".git")
+					if aside, err := SetAside(root, path); err != nil {
+						add(true, "submodule", path, "the repository around it lists it as a submodule, so `git status` there runs that, and it cannot be moved aside: %v", err)
+					} else {
+						add(true, "submodule", path, "the repository around it listed it as a submodule, so that `git status` there would run that: moved aside as %s; put it back if it is yours", aside)
+					}
+				}
 			}
 		}
 		for _, dir := range r.dirs() {
@@ -342,10 +353,19 @@ func executes(todo string) bool {
 
 // runs says what a repository that the agent made has git on the host run.
 func (s *State) runs(r Repository) []string {
+	out := s.configured(r)
+	if r.Dir == r.Common || !s.repositories[r.Common] {
+		out = append(out, liveHooks(filepath.Join(r.Common, "hooks"))...)
+	}
+	return out
+}
+
+// configured is what of it the configuration names.
+func (s *State) configured(r Repository) []string {
 	out := executableIn(filepath.Join(r.Dir, "config.worktree"))
 	config := filepath.Join(r.Common, "config")
 	if r.Dir == r.Common || !s.repositories[r.Common] {
-		return slices.Concat(executableIn(config), out, liveHooks(filepath.Join(r.Common, "hooks")))
+		return append(executableIn(config), out...)
 	}
 	// A linked worktree of one that was there: its configuration is the host's, and may name what
 	// lies in each working tree.
@@ -443,24 +463,47 @@ const maxIndex = 64 << 20
 // hiddenChanges counts the files that the index hides from git status, at least so many, and says in
 // short which. A part of the index may lie in others that are shared, and be in it once more without a name.
 func (r Repository) hiddenChanges() (n int, which string) {
+	h := sha256.New()
+	r.index(func(text string, size int) {
+		here := 0
+		indexEntries([]byte(text), size, func(e entry) {
+			if e.hides {
+				here++
+				fmt.Fprintf(h, "%s\x00", e.name)
+			}
+		})
+		n = max(n, here)
+	})
+	return n, fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// links adds the repositories in the working tree that the index lists.
+func (r Repository) links(to map[string]bool) {
+	if r.Top == "" {
+		return
+	}
+	r.index(func(text string, size int) {
+		indexEntries([]byte(text), size, func(e entry) {
+			if e.link {
+				to[filepath.Join(r.Top, string(e.name))] = true
+			}
+		})
+	})
+}
+
+// index calls f with the parts of the index, and the length of an object's name in them.
+func (r Repository) index(f func(text string, size int)) {
 	size := sha1Size
 	if r.SHA256 {
 		size = sha256.Size
 	}
-	h := sha256.New()
 	for list := []string{"index"}; len(list) > 0; list = list[1:] {
 		text, _ := readWhole(filepath.Join(r.Dir, list[0]), maxIndex)
 		if list[0] == "index" && strings.Contains(text, "link\x00") { // the extension that names the shared part
 			list = append(list, shared(r.Dir)...)
 		}
-		here := 0
-		hiddenEntries([]byte(text), size, func(name []byte) {
-			here++
-			fmt.Fprintf(h, "%s\x00", name)
-		})
-		n = max(n, here)
+		f(text, size)
 	}
-	return n, fmt.Sprintf("%x", h.Sum(nil))
 }
 
 // shared lists the shared parts of an index in a git directory.

@@ -98,6 +98,14 @@ func TestReviewTakesAwayWhatTheHostsNextCommandWouldRunOrFollow(t *testing.T) {
 			conflict + `git checkout -q t; GIT_SEQUENCE_EDITOR='sed -i 1ibreak' git rebase -qi main 2>/dev/null`, program + `(printf 'x/y\0'; ` + long + `) > .git/rebase-merge/strategy`,
 			`git rebase --continue`, "strategy", ".git/rebase-merge/strategy",
 		},
+		"repository that the index lists": {
+			"", `git clone -q . deep/new; git -C deep/new config core.fsmonitor 'echo x > ../../../mark; false'; git -c advice.addEmbeddedRepo=false add deep/new`,
+			`git status`, "submodule", "deep/new/.git",
+		},
+		"repository in one that the index lists": {
+			"", `git clone -q . a; git clone -q . a/b; git -C a/b config core.fsmonitor 'echo x > ../../../mark; false'; (cd a; git add b) 2>/dev/null; git add a 2>/dev/null; git update-index --split-index`,
+			`git status`, "submodule", "a/b/.git",
+		},
 		"options of patches": {
 			conflict + `git format-patch -qo ../patches main..t; git am -q ../patches/* >/dev/null 2>&1 || :`, `echo " '--build-fake-ancestor=../mark'" > .git/rebase-apply/apply-opt; echo t1 > f; git add f`,
 			`git am --continue`, "apply-options", ".git/rebase-apply/apply-opt",
@@ -195,9 +203,9 @@ func FuzzIndex(f *testing.F) {
 	f.Add([]byte("DIRC\x00\x00\x00\x02\x00\x00\x00\x01"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n := 0
-		hiddenEntries(b, sha1Size, func(name []byte) {
-			if n++; len(name) > len(b) {
-				t.Errorf("a name of %d bytes in %d", len(name), len(b))
+		indexEntries(b, sha1Size, func(e entry) {
+			if n++; len(e.name) > len(b) {
+				t.Errorf("a name of %d bytes in %d", len(e.name), len(b))
 			}
 		})
 		if n > len(b)/60 {
