@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -19,6 +18,8 @@ import (
 
 	"agentconnect.md/sandbox/cmd/internal/control"
 	"agentconnect.md/sandbox/cmd/internal/daemon"
+	"agentconnect.md/sandbox/cmd/internal/egress"
+	"agentconnect.md/sandbox/cmd/internal/tcp"
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
@@ -216,12 +217,12 @@ func (f *forwarding) serve(ctx context.Context, l net.Listener) error {
 				if ctx.Err() == nil {
 					f.say(err)
 				}
-				_ = out.SetLinger(0) // a refusal, not a clean end
+				tcp.Reset(out) // a refusal, not a clean end
 				return
 			}
 			defer in.Close()
 			if f.hold(in, out) {
-				joinConns(in, out)
+				egress.Join(in, out)
 				f.release(in, out)
 			}
 		})
@@ -270,23 +271,6 @@ func (f *forwarding) cut() {
 	defer f.mu.Unlock()
 	f.over = true
 	for c := range f.open {
-		c.Close()
+		tcp.Reset(c)
 	}
-}
-
-// joinConns copies both ways until both have ended; each end is passed on by itself.
-func joinConns(a, b *net.TCPConn) {
-	var both sync.WaitGroup
-	for _, way := range [2][2]*net.TCPConn{{a, b}, {b, a}} {
-		both.Go(func() {
-			from, to := way[0], way[1]
-			if _, err := io.Copy(to, from); err != nil { // the kernel moves the bytes
-				from.Close()
-				to.Close()
-				return
-			}
-			_ = to.CloseWrite() // it may be gone
-		})
-	}
-	both.Wait()
 }
