@@ -28,22 +28,42 @@ import (
 // left behind holds the pipe open. Who is slow to take what was said has all the time.
 const drain = time.Second
 
+// What may lie between a command and us, in bytes: in the buffer of io.Copy, and in a terminal or
+// a pipe, where it does not say what it holds.
+const (
+	inCopy = 32 << 10
+	inPipe = 64 << 10
+)
+
+// errLater ends a copy of what was said after the command's end.
+var errLater = errors.New("said after the command's end")
+
 // taker is a writer that tells whether somebody is waited for who takes what is written.
 type taker struct {
-	w    io.Writer
-	n    atomic.Int64          // writes begun and ended: odd during one
-	lost atomic.Pointer[error] // why what was said could not be written
+	w     io.Writer
+	n     atomic.Int64          // writes begun and ended: odd during one
+	lost  atomic.Pointer[error] // why what was said could not be written
+	taken atomic.Int64          // bytes
+	most  atomic.Int64          // bytes that were said before the command's end, at most; 0: it goes on
 }
 
 func (t *taker) Write(p []byte) (int, error) {
+	if most := t.most.Load(); most > 0 && t.taken.Load() >= most {
+		return 0, errLater
+	}
 	t.n.Add(1)
 	defer t.n.Add(1)
 	n, err := t.w.Write(p)
+	t.taken.Add(int64(n))
 	if err != nil {
 		t.lost.Store(&err)
 	}
 	return n, err
 }
+
+// ended is said when the command has, and left bytes lay between it and us, at most: what comes
+// after them is not its own, and may come without end.
+func (t *taker) ended(left int) { t.most.Store(t.taken.Load() + inCopy + int64(left)) }
 
 // drained waits for the copies to the takers, each of which says on copied that it is over.
 func drained(ctx context.Context, copied <-chan struct{}, takers ...*taker) {
@@ -171,6 +191,9 @@ func (a *app) exec(ctx context.Context, at where, argv []string) error {
 		}()
 	}
 	end, err := execEnd(ctx, c)
+	for i, t := range takers {
+		t.ended(held(ours[i+1]))
+	}
 	drained(ctx, copied, takers...)
 	err = execResult(ctx, end, err)
 	for _, t := range takers {
@@ -271,11 +294,11 @@ func (a *app) shell(ctx context.Context, at where, in *os.File, argv []string) e
 		return fmt.Errorf("the supervisor sent %d terminals, want 1", len(files))
 	}
 	master := files[0]
-	old, err := term.MakeRaw(int(in.Fd()))
+	restore, err := makeRaw(in)
 	if err != nil {
 		return fmt.Errorf("terminal: %w", err)
 	}
-	defer func() { _ = term.Restore(int(in.Fd()), old) }()
+	defer restore()
 
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
@@ -294,7 +317,7 @@ func (a *app) shell(ctx context.Context, at where, in *os.File, argv []string) e
 		}
 	}()
 	// Ends with the process: a read of a terminal cannot be taken back.
-	go func() { _, _ = io.Copy(master, in) }()
+	go func() { _, _ = io.Copy(&typed{w: master, over: over}, in) }()
 	copied := make(chan struct{})
 	out := &taker{w: a.out}
 	go func() {
@@ -303,9 +326,57 @@ func (a *app) shell(ctx context.Context, at where, in *os.File, argv []string) e
 	}()
 	end, err := execEnd(ctx, c)
 	close(over)
+	out.ended(inPipe)
 	<-sized
 	drained(ctx, copied, out)
 	return execResult(ctx, end, err)
+}
+
+// typed is the terminal inside for as long as the command runs: what is typed after it is not for
+// whatever else inside may hold that terminal.
+type typed struct {
+	w    io.Writer
+	over <-chan struct{}
+}
+
+func (t *typed) Write(p []byte) (int, error) {
+	select {
+	case <-t.over:
+		return 0, errLater
+	default:
+		return t.w.Write(p)
+	}
+}
+
+// makeRaw makes the terminal raw until restore is called, or a signal ends us: SIGHUP, or the
+// second of those that end a command.
+func makeRaw(in *os.File) (restore func(), err error) {
+	old, err := term.MakeRaw(int(in.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	fatal := make(chan os.Signal, 4)
+	signal.Notify(fatal, endings...)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(fatal, syscall.SIGHUP)
+	}
+	go func() {
+		first := true
+		for s := range fatal {
+			if first && s != syscall.SIGHUP {
+				first = false
+				continue
+			}
+			_ = term.Restore(int(in.Fd()), old)
+			signal.Reset(s)
+			_ = syscall.Kill(os.Getpid(), s.(syscall.Signal))
+		}
+	}()
+	return func() {
+		signal.Stop(fatal)
+		close(fatal)
+		_ = term.Restore(int(in.Fd()), old)
+	}, nil
 }
 
 func windowSize(f *os.File) *wire.WinSize {

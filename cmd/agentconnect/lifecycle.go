@@ -62,6 +62,7 @@ func (a *app) runCommand() *cobra.Command {
 }
 
 func (a *app) runDaemon(ctx context.Context, flags []config.Flag) error {
+	signal.Reset(syscall.SIGQUIT) // it has Go's runtime say what a daemon that hangs is doing
 	// A crash must not write the agents' secrets to disk.
 	if err := coredump.Off(); err != nil {
 		return err

@@ -49,12 +49,15 @@ func run(a *app, args []string) int {
 	return a.report(a.elsewhere(err))
 }
 
-// signals returns a context that ends with the first SIGINT or SIGTERM, naming it as
-// the cause. A second one ends the process at once.
+// endings are the signals that end a command, with a word from us.
+var endings = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT}
+
+// signals returns a context that ends with the first of endings, naming it as the cause. A
+// second one ends the process at once.
 func signals() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	c := make(chan os.Signal, 1)
-	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(c, endings...)
 	done := make(chan struct{})
 	ended := make(chan struct{})
 	go func() {

@@ -241,3 +241,17 @@ func TestErrorsAreOneSafeLine(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// Something inside may hold the terminal of a shell that has ended, and show a prompt there.
+func TestWhatIsTypedAfterAShellIsNotForItsTerminal(t *testing.T) {
+	var inside strings.Builder
+	over := make(chan struct{})
+	to := &typed{w: &inside, over: over}
+	if _, err := io.WriteString(to, "exit\n"); err != nil {
+		t.Fatal(err)
+	}
+	close(over)
+	if _, err := io.WriteString(to, "password\n"); err == nil || inside.String() != "exit\n" {
+		t.Errorf("%q is heard inside, %v", inside.String(), err)
+	}
+}

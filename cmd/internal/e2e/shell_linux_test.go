@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -227,8 +229,22 @@ func TestTerminalIsRestoredHoweverTheShellEnds(t *testing.T) {
 		end  func(*operator)
 		code int
 	}{
-		"exit":             {func(o *operator) { o.types("exit 0\n") }, 0},
-		"SIGTERM to us":    {func(o *operator) { o.cmd.Process.Signal(syscall.SIGTERM) }, 128 + 15},
+		"exit":          {func(o *operator) { o.types("exit 0\n") }, 0},
+		"SIGTERM to us": {func(o *operator) { o.cmd.Process.Signal(syscall.SIGTERM) }, 128 + 15},
+		"SIGQUIT to us": {func(o *operator) { o.cmd.Process.Signal(syscall.SIGQUIT) }, 128 + 3},
+		"SIGHUP to us":  {func(o *operator) { o.cmd.Process.Signal(syscall.SIGHUP) }, -1},
+		"SIGTERM again": {func(o *operator) {
+			o.types("trap '' HUP TERM; echo deaf=$((1+2))\n") // else the first ends it
+			o.sees("deaf=3")
+			for {
+				o.cmd.Process.Signal(syscall.SIGTERM)
+				select {
+				case <-o.ended:
+					return
+				case <-time.After(20 * time.Millisecond): // two that wait are one
+				}
+			}
+		}, -1},
 		"SIGHUP inside":    {func(o *operator) { o.types("kill -HUP $$\n") }, 128 + 1},
 		"agent is stopped": {func(o *operator) { s.ok("agent", "stop", "alice") }, -1},
 	} {
@@ -252,6 +268,97 @@ func TestTerminalIsRestoredHoweverTheShellEnds(t *testing.T) {
 				}
 				return true
 			})
+		})
+	}
+}
+
+// Ctrl-\ ends a command as Ctrl-C does, and says nothing of our own.
+func TestQuitEndsACommand(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	o := s.sit(s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "/bin/sh", "-c", "echo up=$((1+1)); sleep 600"))
+	o.sees("up=2")
+	o.types("\x1c")
+	if code := o.end(); code != 128+3 || strings.Contains(o.screen.String(), "goroutine") {
+		t.Errorf("exit %d, want %d: %s", code, 128+3, o.screen)
+	}
+}
+
+// keeper is a program that takes its own standard output to another one inside, which goes on
+// to write there when it has ended.
+const keeper = `
+import array, os, socket, sys
+name = '\0keeper'
+if sys.argv[1] == 'give':
+    s = socket.socket(socket.AF_UNIX); s.connect(name)
+    s.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1]))])
+    s.recv(1); os._exit(0)
+l = socket.socket(socket.AF_UNIX); l.bind(name); l.listen()
+print('ready', flush=True)
+c, _ = l.accept()
+fd = array.array('i', c.recvmsg(1, socket.CMSG_SPACE(4))[1][0][2])[0]
+c.close(); l.close()
+try:
+    while True:
+        os.write(fd, b'x' * 65536)
+except OSError as e: print('over', e, flush=True)
+`
+
+// What a program inside keeps of a command's output does not keep the command from ending.
+func TestACommandEndsThoughAnotherWritesOnItsOutput(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	s.ok("agent", "start", "alice")
+	s.write(filepath.Join(s.workspace("alice"), "keeper.py"), keeper)
+	for name, ends := range map[string]func(t *testing.T){
+		"on a terminal": func(t *testing.T) {
+			o := s.shell("--", "python3", "keeper.py", "give")
+			late := time.After(20 * time.Second)
+			for over := false; !over; {
+				o.screen.mu.Lock() // a slow screen
+				select {
+				case <-o.ended:
+					over = true
+				case <-time.After(20 * time.Millisecond):
+				case <-late:
+					t.Error("the shell has ended inside, and not here")
+					o.cmd.Process.Signal(syscall.SIGTERM)
+				}
+				o.screen.mu.Unlock()
+			}
+			o.end()
+		},
+		"with a slow reader": func(t *testing.T) {
+			// Slow, and always about to take more.
+			if got := s.outside("{ { timeout 20 " + filepath.Join(s.bin, "agentconnect") + " agent exec alice -- python3 keeper.py give; echo $? >&3; } | " +
+				`while [ "$(head -c 4096 | wc -c)" = 4096 ]; do sleep 0.02; done; } 3>&1`); got != "0\n" {
+				t.Errorf("exit %s", got)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keeps := s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "python3", "-u", "keeper.py", "keep")
+			out, err := keeps.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := keeps.Start(); err != nil {
+				t.Fatal(err)
+			}
+			said := bufio.NewReader(out)
+			if line, err := said.ReadString('\n'); line != "ready\n" {
+				t.Fatal(line, err)
+			}
+			began := time.Now()
+			ends(t)
+			t.Logf("after %v", time.Since(began))
+			rest, _ := io.ReadAll(said)
+			if !strings.HasPrefix(string(rest), "over") {
+				t.Errorf("it said %q", rest)
+			}
+			keeps.Wait()
 		})
 	}
 }
