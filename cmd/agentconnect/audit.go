@@ -42,10 +42,15 @@ func (a *app) auditCommand() *cobra.Command {
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				return err
 			}
-			if err := audit.Read(path, a.auditLine); err != nil {
+			log, err := follow.Open(path)
+			if err != nil {
 				return err
 			}
-			if err := follow.Lines(c.Context(), path, a.auditLine); err != nil && c.Context().Err() == nil {
+			defer log.Close()
+			if err := log.Past(a.auditLine); err != nil {
+				return err
+			}
+			if err := log.Next(c.Context(), a.auditLine); err != nil && c.Context().Err() == nil {
 				return err
 			}
 			return nil

@@ -63,9 +63,22 @@ func (a *app) egressCommand() *cobra.Command {
 }
 
 func (a *app) egress(ctx context.Context, s *site, id, path string, lines int, followed bool) error {
+	past := func(f func([]byte) error) error { return audit.Read(path, f) }
+	var log *follow.Log
+	if followed {
+		if _, err := os.Stat(filepath.Dir(path)); err != nil {
+			return fmt.Errorf("%w; no daemon has run here yet: %s", err, control.HowToStart)
+		}
+		var err error
+		if log, err = follow.Open(path); err != nil {
+			return err
+		}
+		defer log.Close()
+		past = log.Past
+	}
 	var last [][]byte
 	none := true
-	if err := audit.Read(path, func(line []byte) error {
+	if err := past(func(line []byte) error {
 		none = false
 		last = append(last, slices.Clone(line))
 		if len(last) > 2*lines+100 { // only the end is of interest
@@ -98,10 +111,7 @@ func (a *app) egress(ctx context.Context, s *site, id, path string, lines int, f
 	if !followed {
 		return nil
 	}
-	if _, err := os.Stat(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("%w; no daemon has run here yet: %s", err, control.HowToStart)
-	}
-	return follow.Lines(ctx, path, a.egressLine)
+	return log.Next(ctx, a.egressLine)
 }
 
 // egressLine prints one record.

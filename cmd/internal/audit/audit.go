@@ -356,7 +356,25 @@ func Printable(path string) string {
 // first. A log that does not exist has no lines. What is no JSON object is skipped: a full disk
 // or a crash may have cut one.
 func Read(path string, f func(line []byte) error) error {
-	for i := Kept; i >= 0; i-- {
+	files, err := Files(path)
+	if err != nil {
+		return err
+	}
+	for len(files) > 0 && err == nil {
+		_, err = Lines(files[0], nil, f)
+		files[0].Close()
+		files = files[1:]
+	}
+	closeAll(files)
+	return err
+}
+
+// Files opens the log at path and its older files, oldest first. The caller closes them. The newest
+// is opened first: of a log that is rotated meanwhile each file is there, and once.
+func Files(path string) ([]*os.File, error) {
+	var files []*os.File
+	var seen []os.FileInfo
+	for i := range Kept + 1 {
 		name := path
 		if i > 0 {
 			name = fmt.Sprintf("%s.%d", path, i)
@@ -365,16 +383,29 @@ func Read(path string, f func(line []byte) error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			return err
+		var st os.FileInfo
+		if err == nil {
+			files = append(files, file)
+			st, err = file.Stat()
 		}
-		_, err = Lines(file, nil, f)
-		file.Close()
 		if err != nil {
-			return err
+			closeAll(files)
+			return nil, err
 		}
+		if slices.ContainsFunc(seen, func(is os.FileInfo) bool { return os.SameFile(is, st) }) {
+			files = files[:len(files)-1]
+			file.Close()
+		}
+		seen = append(seen, st)
 	}
-	return nil
+	slices.Reverse(files)
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // Lines calls f for each whole line of rest and then r, up to the end of r, and returns what

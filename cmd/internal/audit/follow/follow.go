@@ -16,47 +16,75 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/audit"
 )
 
-// Lines calls f for each line appended to the log at path from now on, until ctx ends or f
-// fails. The log need not exist yet; its directory must. It wakes up by events alone.
-func Lines(ctx context.Context, path string, f func(line []byte) error) error {
+// Log is an audit log that is read as it grows.
+type Log struct {
+	w *fsnotify.Watcher
+	t tail
+}
+
+// Open opens the log at path, which need not exist yet; its directory must.
+func Open(path string) (*Log, error) {
 	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Add(filepath.Dir(path)); err != nil {
+		_ = w.Close()
+		return nil, err
+	}
+	return &Log{w: w, t: tail{path: path}}, nil
+}
+
+// Close ends it.
+func (l *Log) Close() {
+	l.t.close()
+	_ = l.w.Close()
+}
+
+// Past calls f for each line that there is, once, before Next.
+func (l *Log) Past(f func(line []byte) error) error {
+	files, err := audit.Files(l.t.path)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = w.Close() }()
-	if err := w.Add(filepath.Dir(path)); err != nil {
-		return err
-	}
-	t := &tail{path: path, f: f}
-	defer t.close()
-	if err := t.open(); err != nil {
-		return err
-	}
-	if t.file != nil {
-		if _, err := t.file.Seek(0, 2); err != nil {
+	for i, file := range files {
+		if l.t.file != nil {
+			l.t.file.Close()
+		}
+		l.t.file = file // of the last one the rest comes later
+		if l.t.rest, err = audit.Lines(file, nil, f); err != nil {
+			for _, file := range files[i+1:] {
+				file.Close()
+			}
 			return err
 		}
 	}
+	return nil
+}
+
+// Next calls f for each line that follows, until ctx ends or f fails. It wakes up by events alone.
+func (l *Log) Next(ctx context.Context, f func(line []byte) error) error {
+	l.t.f = f
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err, ok := <-w.Errors:
+		case err, ok := <-l.w.Errors:
 			if !ok {
 				return nil
 			}
 			if !errors.Is(err, fsnotify.ErrEventOverflow) { // what was lost is read all the same
 				return err
 			}
-		case event, ok := <-w.Events:
+		case event, ok := <-l.w.Events:
 			if !ok {
 				return nil
 			}
-			if event.Name != path {
+			if event.Name != l.t.path {
 				continue
 			}
 		}
-		if err := t.read(); err != nil {
+		if err := l.t.read(); err != nil {
 			return err
 		}
 	}

@@ -3,9 +3,11 @@ package follow
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -52,12 +54,21 @@ func TestFollowerSeesEveryRecordOverRotations(t *testing.T) {
 	if err := a.Append(audit.Record{Text: "before"}); err != nil {
 		t.Fatal(err)
 	}
+	log, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	past := 0
+	if err := log.Past(func([]byte) error { past++; return nil }); err != nil || past != 1 {
+		t.Fatal(past, err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	got := make(chan string)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- Lines(ctx, path, func(line []byte) error {
+		ended <- log.Next(ctx, func(line []byte) error {
 			var r audit.Record
 			if err := json.Unmarshal(line, &r); err != nil {
 				return err
@@ -69,24 +80,6 @@ func TestFollowerSeesEveryRecordOverRotations(t *testing.T) {
 			return nil
 		})
 	}()
-	// The watch is up once a marker is seen; markers before that are missed, as they may be.
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for up := false; !up; {
-		select {
-		case <-tick.C:
-			if err := a.Append(audit.Record{Text: "marker"}); err != nil {
-				t.Fatal(err)
-			}
-		case text := <-got:
-			if text != "marker" {
-				t.Fatalf("saw %q, which was written before", text)
-			}
-			up = true
-		case err := <-ended:
-			t.Fatal(err)
-		}
-	}
 	go func() {
 		for i := range 100 {
 			if err := a.Append(audit.Record{Text: fmt.Sprint(i)}); err != nil {
@@ -97,9 +90,6 @@ func TestFollowerSeesEveryRecordOverRotations(t *testing.T) {
 	for next := 0; next < 100; {
 		select {
 		case text := <-got:
-			if text == "marker" && next == 0 {
-				continue
-			}
 			if text != fmt.Sprint(next) {
 				t.Fatalf("got %s, want %d", text, next)
 			}
@@ -114,5 +104,65 @@ func TestFollowerSeesEveryRecordOverRotations(t *testing.T) {
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// Between what there is already and what comes lies no record, and none is in both, whenever the
+// log is rotated.
+func TestNoRecordFallsBetweenThePastAndWhatComes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	a, err := audit.OpenSize(path, 128<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	const rounds, each = 40, 500 // rotates every third round or so
+	for round := range rounds {
+		last := (round + 1) * each
+		wrote := make(chan error, 1)
+		go func() {
+			for i := last - each + 1; i <= last; i++ {
+				if err := a.Append(audit.Record{Text: fmt.Sprint(i)}); err != nil {
+					wrote <- err
+					return
+				}
+			}
+			wrote <- nil
+		}()
+		log, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		over := errors.New("over")
+		was := 0
+		next := func(line []byte) error {
+			var r audit.Record
+			if err := json.Unmarshal(line, &r); err != nil {
+				return err
+			}
+			n, err := strconv.Atoi(r.Text)
+			if err != nil || was > 0 && n != was+1 {
+				return fmt.Errorf("%s follows %d", line, was)
+			}
+			if was = n; n == last {
+				return over
+			}
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if err = log.Past(next); err == nil {
+			err = log.Next(ctx, next)
+		}
+		cancel()
+		log.Close()
+		if !errors.Is(err, over) {
+			t.Fatalf("round %d: ends at %d: %v", round, was, err)
+		}
+		if err := <-wrote; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(path + ".3"); err != nil {
+		t.Errorf("it was not rotated: %v", err)
 	}
 }
