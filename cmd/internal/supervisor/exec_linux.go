@@ -96,7 +96,7 @@ func (s *Supervisor) exec(ctx context.Context, conn *net.UnixConn, req *wire.Req
 		f.Close()
 	}
 	if err != nil {
-		return refuse("%v", err)
+		return refuse("%v", s.whyNot(ctx, err))
 	}
 	if err := writeLine(conn, wire.Reply{Version: wire.Version, OK: true}); err != nil {
 		process.Kill()
@@ -134,7 +134,7 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 	if err != nil {
 		stderr.closeWrite()
 		s.logStderr(stderr.r)
-		return refuse(err)
+		return refuse(s.whyNot(ctx, err))
 	}
 	theirs.Close()
 	stderr.closeWrite()
@@ -142,7 +142,7 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 	master, err := receiveMaster(ours)
 	if err != nil {
 		process.Kill()
-		return refuse(fmt.Errorf("no terminal inside: %w (%s)", err, process.End().Text))
+		return refuse(s.whyNot(ctx, fmt.Errorf("no terminal inside: %w (%s)", err, process.End().Text)))
 	}
 	defer master.Close()
 	reply := []byte(`{"v":` + strconv.Itoa(wire.Version) + `,"ok":true}` + "\n")
@@ -151,6 +151,14 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 		return err
 	}
 	return s.follow(ctx, conn, process)
+}
+
+// whyNot is err of a start, unless the agent's end cut it off.
+func (s *Supervisor) whyNot(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("agent %s is ending: the command was not started; try again once it has ended, or runs again", s.spec.Agent)
 }
 
 // receiveMaster takes the terminal that the guest made.

@@ -41,6 +41,9 @@ func (s *Supervisor) forward(ctx context.Context, conn *net.UnixConn, req *wire.
 		return refuse("no runtime is running here")
 	}
 	d, err := launch.NewDialer(ctx, s.spec.Launcher, in)
+	if err != nil && ctx.Err() != nil {
+		return refuse("agent %s is ending: nothing is led into it any more", s.spec.Agent)
+	}
 	if err != nil {
 		return refuse("agent %s: nobody can be let into its network: %v", s.spec.Agent, err)
 	}

@@ -657,6 +657,47 @@ exit 127
 	}
 }
 
+// A command whose start the agent's end cuts off is told that, not what became of a context.
+func TestACommandThatTheEndCutsOffIsToldSo(t *testing.T) {
+	spec := agentOf(t)
+	spec.Bwrap = filepath.Join(spec.Policy.Home, "bwrap")
+	up := filepath.Join(spec.Policy.Home, "up")
+	if err := unix.Mkfifo(up, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	script := `#!/bin/sh
+case "$*" in *held-up*) echo >'` + up + `'; exec sleep 600 ;; *) exec /usr/bin/bwrap "$@" ;; esac
+`
+	if err := os.WriteFile(spec.Bwrap, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, req := range map[string]wire.Request{
+		"pipes":      {Op: wire.OpExec, Argv: []string{"held-up"}},
+		"a terminal": {Op: wire.OpExec, Argv: []string{"held-up"}, TTY: &wire.WinSize{Rows: 24, Cols: 80}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := supervise(t, spec).ready()
+			read, write, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer read.Close()
+			defer write.Close()
+			var fds []int
+			if req.TTY == nil {
+				fds = []int{int(read.Fd()), int(write.Fd()), int(write.Fd())}
+			}
+			go func() {
+				_, _ = os.ReadFile(up) // it is being started
+				_ = r.cmd.Process.Signal(syscall.SIGTERM)
+			}()
+			if reply, _, _ := r.ask(req, fds...); reply.OK || !strings.Contains(reply.Error, "agent "+spec.Agent+" is ending") {
+				t.Errorf("%+v", reply)
+			}
+		})
+	}
+}
+
 func TestExecPassesStreamsAndCode(t *testing.T) {
 	r := supervise(t, agentOf(t)).ready()
 	out, stderr, code := r.exec("from outside", "/bin/sh", "-c", "cat; echo oops >&2; pwd; exit 42")
