@@ -177,8 +177,13 @@ func (a *app) exec(ctx context.Context, at where, argv []string) error {
 		theirs[i] = nil
 	}
 	// Ends with the process if stdin never does: a read of a terminal cannot be taken back.
+	var unread atomic.Pointer[error]
 	go func() {
-		_, _ = io.Copy(ours[0], a.in)
+		from := &source{r: a.in}
+		_, _ = io.Copy(ours[0], from)
+		if err := from.err; err != nil && !errors.Is(err, io.EOF) && !a.without(err) {
+			unread.Store(&err) // before the command can take what it got for all of it
+		}
 		ours[0].Close()
 	}()
 	copied := make(chan struct{}, 2)
@@ -196,17 +201,37 @@ func (a *app) exec(ctx context.Context, at where, argv []string) error {
 	}
 	drained(ctx, copied, takers...)
 	err = execResult(ctx, end, err)
-	for _, t := range takers {
-		lost := t.lost.Load()
-		if lost == nil {
-			continue
+	const out = "what the command said is not written"
+	for _, lost := range []struct {
+		what string
+		why  *error
+	}{{out, takers[0].lost.Load()}, {out, takers[1].lost.Load()}, {"the command got a part of its input, not all", unread.Load()}} {
+		switch {
+		case lost.why == nil:
+		case err == nil: // nobody must take a part for all of it
+			err = fmt.Errorf("%s: %w", lost.what, *lost.why)
+		default:
+			a.warn("%s: %v", lost.what, *lost.why)
 		}
-		if err == nil { // nobody must take what was written for all of it
-			return fmt.Errorf("what the command said is not written: %w", *lost)
-		}
-		a.warn("what the command said is not written: %v", *lost)
 	}
 	return err
+}
+
+// source tells an error of reading from one of writing what was read.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (n int, err error) {
+	n, s.err = s.r.Read(p)
+	return n, s.err
+}
+
+// without reports whether err of reading stdin says no more than that we have none, or are behind a
+// terminal that has gone.
+func (a *app) without(err error) bool {
+	return errors.Is(err, syscall.EBADF) || errors.Is(err, syscall.EIO) && terminal(a.in)
 }
 
 func nonNil(files []*os.File) []*os.File {

@@ -285,6 +285,25 @@ func TestQuitEndsACommand(t *testing.T) {
 	}
 }
 
+// A part of the input must not be taken for all of it.
+func TestInputThatCannotBeReadIsSaid(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	agentconnect := filepath.Join(s.bin, "agentconnect") + " agent exec alice -- "
+	for _, c := range []struct{ script, want string }{
+		{agentconnect + "wc -c </ 2>&1; echo $?", "0\nagentconnect: the command got a part of its input, not all: read /dev/stdin: is a directory\n1\n"},
+		{agentconnect + "sh -c 'cat; exit 3' </ 2>&1; echo $?", "agentconnect: warning: the command got a part of its input, not all: read /dev/stdin: is a directory\n3\n"},
+		{agentconnect + "true <&- 2>&1; echo $?", "0\n"},
+		{agentconnect + "cat 0>/dev/null 2>&1; echo $?", "0\n"},
+		{"yes | head -c 1000000 | " + agentconnect + "head -c 2 2>&1; echo $?", "y\n0\n"},
+	} {
+		if got := s.outside(c.script); got != c.want {
+			t.Errorf("%s\n%q, want %q", c.script, got, c.want)
+		}
+	}
+}
+
 // keeper is a program that takes its own standard output to another one inside, which goes on
 // to write there when it has ended.
 const keeper = `
