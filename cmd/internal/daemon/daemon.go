@@ -1048,7 +1048,7 @@ func (d *Daemon) exec(ctx context.Context, id string) (string, error) {
 	}
 	d.mu.Lock()
 	d.execs++
-	name := fmt.Sprintf("exec-%s-%d.sock", id, d.execs)
+	name := fmt.Sprintf("exec.%s.%d.sock", id, d.execs) // no agent's: an id has no dots
 	d.mu.Unlock()
 	socket, err := d.run.Socket(name)
 	if err != nil {

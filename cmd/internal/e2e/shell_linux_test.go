@@ -285,6 +285,16 @@ func TestQuitEndsACommand(t *testing.T) {
 	}
 }
 
+// The socket of a command in an agent that does not run is no agent's, whatever agents are called.
+func TestCommandBesideAnAgentThatIsCalledLikeIt(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.add("exec-alice-1")
+	s.start()
+	s.ok("agent", "start", "exec-alice-1")
+	s.ok("agent", "exec", "alice", "--", "true")
+}
+
 // A part of the input must not be taken for all of it.
 func TestInputThatCannotBeReadIsSaid(t *testing.T) {
 	s := newSite(t)

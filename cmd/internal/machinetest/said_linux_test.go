@@ -3,9 +3,11 @@
 package machinetest
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,6 +77,38 @@ func TestCommandHasAScopeOfItsOwn(t *testing.T) {
 	}
 	m.gone("my-bot")
 	m.until("the scope is gone", func() bool { return !strings.Contains(strings.Join(m.units(), " "), "exec") })
+}
+
+// In an agent that does not run, each command has a supervisor of its own that counts commands.
+func TestCommandsOfOneAgentLeaveEachOtherAlone(t *testing.T) {
+	m := newMachine(t)
+	m.up()
+	m.add("alice")
+	cmd := m.command(context.Background(), "agentconnect", "agent", "exec", "alice", "--", "sh", "-c", "echo up; read x; echo $x")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := bufio.NewReader(out)
+	if line, err := said.ReadString('\n'); line != "up\n" {
+		t.Fatal(line, err)
+	}
+	m.mustAC("agent", "exec", "alice", "--", "true")
+	m.mustAC("agent", "exec", "alice", "--", "true")
+	fmt.Fprintln(in, "well")
+	in.Close()
+	rest, _ := io.ReadAll(said)
+	if err := cmd.Wait(); err != nil || string(rest) != "well\n" {
+		t.Errorf("%q, %v", rest, err)
+	}
+	m.until("the scopes are gone", func() bool { return !strings.Contains(strings.Join(m.units(), " "), "exec") })
 }
 
 // What is shown of the control groups inside is the one that the program is in, and nothing

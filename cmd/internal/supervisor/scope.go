@@ -62,6 +62,10 @@ type program struct {
 	scope Scope // nil under direct supervision
 }
 
+// execsApart is how far apart the numbers of supervisors begin that may serve one agent at once: of
+// two scopes by one name the second ended the first. The agent's own begins at zero.
+const execsApart = 1_000_000
+
 // lastExec numbers the commands of this supervisor.
 type lastExec struct{ n atomic.Uint64 }
 

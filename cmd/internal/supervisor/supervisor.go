@@ -119,11 +119,15 @@ func New(spec wire.Spec, opts Options) (*Supervisor, error) {
 	if opts.Notify == nil {
 		opts.Notify = func(string) {}
 	}
-	return &Supervisor{
+	s := &Supervisor{
 		spec: spec, opts: opts, execDone: make(chan struct{}, 1),
 		secrets: map[string]wire.Secret{}, commands: make(chan struct{}, maxCommands), hosted: make(chan struct{}, maxHosted),
 		pushes: make(chan struct{}, 1),
-	}, nil
+	}
+	if spec.ExecOnly {
+		s.lastExec.n.Store(uint64(os.Getpid()) * execsApart) //nolint:gosec // a pid
+	}
+	return s, nil
 }
 
 // planError: the policy cannot be carried out here as things are.
