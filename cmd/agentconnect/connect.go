@@ -72,6 +72,9 @@ func ask(ctx context.Context, socket string, req wire.Request, files ...*os.File
 	if err != nil {
 		return nil, nil, err
 	}
+	if len(line) >= wire.MaxRequest {
+		return nil, nil, fmt.Errorf("the command with its arguments is %d bytes long as it is sent, %d at most: give it the rest on stdin (xargs), or in a file of the workspace", len(line), wire.MaxRequest-1)
+	}
 	c, err := control.DialAgent(ctx, socket)
 	if err != nil {
 		return nil, nil, fmt.Errorf("agent socket: %w; has the agent just stopped? see `agentconnect status`", err)

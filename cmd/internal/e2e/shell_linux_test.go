@@ -295,6 +295,18 @@ func TestCommandBesideAnAgentThatIsCalledLikeIt(t *testing.T) {
 	s.ok("agent", "exec", "alice", "--", "true")
 }
 
+func TestCommandThatIsTooLongIsRefused(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.start()
+	argv := []string{"agent", "exec", "alice", "--", "true"}
+	for range 3 {
+		argv = append(argv, strings.Repeat("a", 100_000))
+	}
+	s.fails(1, []string{"300", "262143", "xargs"}, argv...)
+	s.ok(argv[:len(argv)-1]...)
+}
+
 // A part of the input must not be taken for all of it.
 func TestInputThatCannotBeReadIsSaid(t *testing.T) {
 	s := newSite(t)

@@ -190,7 +190,7 @@ func ask(ctx context.Context, socket string, request, reply any) (files []*os.Fi
 			err = errors.Join(err, perr)
 		}
 		answer = append(answer, buf[:max(n, 0)]...) // -1 with an error
-		if err == nil && (n == 0 || len(answer) > maxRequest) {
+		if err == nil && (n == 0 || len(answer) > wire.MaxRequest) {
 			err = errors.New("the daemon's answer does not end")
 		}
 		if err != nil {

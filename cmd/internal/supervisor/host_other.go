@@ -26,7 +26,7 @@ func (s *Supervisor) exec(_ context.Context, conn *net.UnixConn, _ *wire.Request
 }
 
 func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
-	line, err := bufio.NewReader(io.LimitReader(conn, maxRequest)).ReadBytes('\n')
+	line, err := bufio.NewReader(io.LimitReader(conn, wire.MaxRequest)).ReadBytes('\n')
 	if len(line) == 0 && errors.Is(err, io.EOF) {
 		return nil, nil, errNoRequest
 	}

@@ -43,8 +43,8 @@ func readRequest(conn *net.UnixConn) (*wire.Request, []*os.File, error) {
 			}
 			break
 		}
-		if len(line) > maxRequest {
-			return nil, files, fmt.Errorf("request: longer than %d bytes", maxRequest)
+		if len(line) > wire.MaxRequest {
+			return nil, files, fmt.Errorf("request: longer than %d bytes", wire.MaxRequest)
 		}
 		if err != nil {
 			return nil, files, fmt.Errorf("request: %w", err)

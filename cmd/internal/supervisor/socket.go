@@ -18,9 +18,6 @@ import (
 	"agentconnect.md/sandbox/cmd/internal/wire"
 )
 
-// maxRequest bounds the first line of a connection, in bytes.
-const maxRequest = 256 << 10
-
 // errNoRequest: the other end has closed where a request could have begun.
 var errNoRequest = errors.New("request: the connection ended")
 

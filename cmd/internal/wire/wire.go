@@ -247,6 +247,9 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return err
 }
 
+// MaxRequest bounds a Request, in bytes.
+const MaxRequest = 256 << 10
+
 // Request is the first line a client writes on an agent socket, as one JSON object
 // and a newline.
 type Request struct {
