@@ -129,6 +129,9 @@ func prepare(spec *wire.Launch) ([]string, *netns.Passed, error) {
 			return nil, nil, err
 		}
 	}
+	if !spec.Join {
+		leaveInotify()
+	}
 	argv, err := view(spec)
 	return argv, passed, err
 }
@@ -268,6 +271,42 @@ func scopeAbstractSockets() error {
 		return errno
 	}
 	return nil
+}
+
+// leaveInotify gives what runs here half of the inotify instances and watches that a user has, and no
+// more: each running agent of his takes one for its git seals, and does not start without. Where
+// /proc/sys cannot be written (in a container) it takes them all.
+func leaveInotify() {
+	for _, of := range [2][2]string{
+		{"/proc/sys/fs/inotify/max_user_instances", "/proc/sys/user/max_inotify_instances"},
+		{"/proc/sys/fs/inotify/max_user_watches", "/proc/sys/user/max_inotify_watches"},
+	} {
+		if n, err := strconv.Atoi(strings.TrimSpace(readSmall(of[0]))); err == nil && n > 1 {
+			writeSmall(of[1], strconv.Itoa(n/2))
+		}
+	}
+}
+
+// readSmall reads a file of /proc; "" if it cannot.
+func readSmall(path string) string {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	var b [32]byte
+	n, _ := unix.Read(fd, b[:]) // none on an error
+	return string(b[:max(n, 0)])
+}
+
+// writeSmall writes a file of /proc, if it can.
+func writeSmall(path, text string) {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_, _ = unix.Write(fd, []byte(text))
 }
 
 // dropPrivileges empties the ambient set: an exec then leaves no capability, and

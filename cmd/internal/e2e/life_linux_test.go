@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -410,4 +412,45 @@ func TestStatusAnswersRunningRefusedAndDown(t *testing.T) {
 	if st := s.status(); st.State != "stopped" || len(st.Agents) != 1 || st.Agents[0].State != control.StateStopped || st.Agents[0].PID != 0 || len(st.Log) == 0 {
 		t.Errorf("%+v", st)
 	}
+}
+
+// A user has 128 inotify instances, and each running agent takes one.
+func TestAnAgentLeavesOthersInotifyInstances(t *testing.T) {
+	s := newSite(t)
+	s.add("alice")
+	s.add("bob")
+	s.start()
+	s.ok("agent", "start", "alice")
+	most, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(string(most))); err != nil || n > 4096 {
+		t.Skipf("%d instances (%v) are more than a process may take here", n, err)
+	}
+	greedy := s.agentconnect(context.Background(), "agent", "exec", "alice", "--", "python3", "-u", "-c", `
+import ctypes, sys
+libc = ctypes.CDLL(None); n = 0
+while libc.inotify_init1(0) >= 0: n += 1
+print('took', n)
+sys.stdin.read()
+`)
+	in, err := greedy.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := greedy.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := greedy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { in.Close(); greedy.Wait() }()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if !strings.HasPrefix(line, "took ") || line == "took 0\n" {
+		t.Fatal(line, err)
+	}
+	t.Log(line)
+	s.ok("agent", "start", "bob")
 }

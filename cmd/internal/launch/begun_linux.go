@@ -104,7 +104,7 @@ func (s *Start) begin(of *Expect, spec *wire.Launch) (_ *begun, err error) {
 	}
 	if boundary && s.Join == nil {
 		start.Namespaces = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
-		start.Capabilities = []uintptr{unix.CAP_SYS_ADMIN}
+		start.Capabilities = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE}
 		if of.Network != sandbox.NetworkHost {
 			start.Namespaces |= syscall.CLONE_NEWNET
 			start.Capabilities = append(start.Capabilities, unix.CAP_NET_ADMIN)
