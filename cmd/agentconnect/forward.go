@@ -84,7 +84,7 @@ func (a *app) forwardPort(ctx context.Context, at where, id string, hostPort, po
 	f := &forwarding{c: c, answers: make(chan forwarded), say: func(err error) {
 		fmt.Fprintf(a.err, "agentconnect: port %d of agent %s: %s\n", port, id, oneLine(err.Error()))
 	}}
-	ls, err := listenLoopback(ctx, hostPort)
+	ls, err := a.listenLoopback(ctx, hostPort)
 	if err != nil {
 		c.Close()
 		return err
@@ -117,7 +117,7 @@ func (a *app) forwardPort(ctx context.Context, at where, id string, hostPort, po
 }
 
 // listenLoopback listens on a port of both loopbacks, or of that which there is.
-func listenLoopback(ctx context.Context, port uint16) ([]net.Listener, error) {
+func (a *app) listenLoopback(ctx context.Context, port uint16) ([]net.Listener, error) {
 	var lc net.ListenConfig
 	four, err := lc.Listen(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -131,8 +131,12 @@ func listenLoopback(ctx context.Context, port uint16) ([]net.Listener, error) {
 	}
 	ls := []net.Listener{four}
 	// Where the port is taken there, or IPv6 is missing, 127.0.0.1 does.
-	if six, err := lc.Listen(ctx, "tcp6", net.JoinHostPort("::1", strconv.Itoa(four.Addr().(*net.TCPAddr).Port))); err == nil {
+	six, err := lc.Listen(ctx, "tcp6", net.JoinHostPort("::1", strconv.Itoa(four.Addr().(*net.TCPAddr).Port)))
+	switch {
+	case err == nil:
 		ls = append(ls, six)
+	case errors.Is(err, syscall.EADDRINUSE):
+		a.warn("[::1]:%d is another program's, maybe another user's: connect to %s, since localhost may lead to that one", four.Addr().(*net.TCPAddr).Port, four.Addr())
 	}
 	return ls, nil
 }

@@ -302,6 +302,14 @@ threading.Event().wait()
 		t.Errorf("after its end: %q", b)
 	}
 	s.fails(1, []string{"taken", "HOSTPORT"}, "forward", "alice", four+":8004")
+	if other, err := net.Listen("tcp6", "[::1]:0"); err == nil {
+		_, port, _ := net.SplitHostPort(other.Addr().String())
+		_, end := s.forward("alice", port+":8004")
+		if code, said := end(); code != 0 || !strings.Contains(said, "[::1]:"+port+" is another program's") {
+			t.Errorf("where ::1 is another's: exit %d: %s", code, said)
+		}
+		other.Close()
+	}
 	// With the agent the rest ends.
 	forward := s.agentconnect(context.Background(), "forward", "alice", "0:8004")
 	var errs strings.Builder
