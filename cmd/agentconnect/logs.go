@@ -79,9 +79,15 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 			f.Close()
 		}
 	}()
-	last, err := daemon.Tail(path, lines)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
+	}
+	var last []string
+	if f != nil {
+		// Up to where what comes is read from: no line is twice there.
+		if last, err = daemon.TailOf(f, at, lines); err != nil {
+			return err
+		}
 	}
 	if err := a.logLines(last); err != nil || !follow {
 		return err

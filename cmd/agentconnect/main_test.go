@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -254,4 +256,67 @@ func TestWhatIsTypedAfterAShellIsNotForItsTerminal(t *testing.T) {
 	if _, err := io.WriteString(to, "password\n"); err == nil || inside.String() != "exit\n" {
 		t.Errorf("%q is heard inside, %v", inside.String(), err)
 	}
+}
+
+// A follower of a log shows each line once, also one that is written while it begins.
+func TestLogsShowEachLineOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.log")
+	log, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	var n atomic.Int64
+	stop, wrote := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				wrote <- nil
+				return
+			default:
+			}
+			if _, err := fmt.Fprintln(log, n.Add(1)); err != nil {
+				wrote <- err
+				return
+			}
+		}
+	}()
+	for range 50 {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		seen := &inOrder{until: int(n.Load()) + 300, over: cancel}
+		a := &app{out: seen, err: io.Discard}
+		if err := a.logs(ctx, path, 10, true); err != nil && !errors.Is(err, io.ErrClosedPipe) {
+			t.Fatal(err)
+		}
+		cancel()
+		if seen.wrong != "" || seen.last < seen.until {
+			t.Errorf("ends at %d, wanted %d: %s", seen.last, seen.until, seen.wrong)
+			break
+		}
+	}
+	close(stop)
+	if err := <-wrote; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inOrder checks that lines are numbers, each one more than the one before.
+type inOrder struct {
+	last, until int
+	wrong       string
+	over        func()
+}
+
+func (o *inOrder) Write(p []byte) (int, error) {
+	n, err := strconv.Atoi(strings.TrimSpace(string(p)))
+	if err != nil || o.last != 0 && n != o.last+1 {
+		o.wrong = fmt.Sprintf("%q follows %d", p, o.last)
+	}
+	o.last = n
+	if o.wrong != "" || n >= o.until {
+		o.over()
+		return 0, io.ErrClosedPipe
+	}
+	return len(p), nil
 }

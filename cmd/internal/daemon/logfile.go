@@ -179,9 +179,14 @@ func Tail(path string, n int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	return TailOf(f, st.Size(), n)
+}
+
+// TailOf is Tail of the first size bytes of f: what is written meanwhile follows them.
+func TailOf(f io.ReaderAt, size int64, n int) ([]string, error) {
 	const most = 64 << 10
-	from := max(0, st.Size()-most)
-	raw, err := io.ReadAll(io.NewSectionReader(f, from, most))
+	from := max(0, size-most)
+	raw, err := io.ReadAll(io.NewSectionReader(f, from, size-from))
 	if err != nil {
 		return nil, err
 	}
