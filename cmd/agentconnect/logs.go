@@ -53,6 +53,7 @@ func (a *app) agentLogs() *cobra.Command {
 
 func (a *app) logs(ctx context.Context, path string, lines int, follow bool) error {
 	var events <-chan fsnotify.Event
+	var lost <-chan error
 	if follow {
 		// Watched before the first read, so that nothing falls between. The directory,
 		// not the file: the log starts over under the same name.
@@ -64,7 +65,7 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 		if err := w.Add(filepath.Dir(path)); err != nil {
 			return fmt.Errorf("%s: %w; no daemon has run here yet: %s", filepath.Dir(path), err, control.HowToStart)
 		}
-		events = w.Events
+		events, lost = w.Events, w.Errors
 	}
 	var at int64
 	f, err := os.Open(path)
@@ -104,6 +105,13 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 			if e.Name != path {
 				continue
 			}
+		case err, ok := <-lost:
+			if !ok {
+				return nil
+			}
+			if !errors.Is(err, fsnotify.ErrEventOverflow) { // what was lost is read all the same
+				return err
+			}
 		}
 		if f != nil {
 			if at, rest, err = a.logRest(f, at, rest); err != nil {
@@ -117,6 +125,9 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 		if f != nil {
 			if old, err := f.Stat(); err == nil && os.SameFile(old, now) {
 				continue
+			}
+			if at, rest, err = a.logRest(f, at, rest); err != nil { // what came before it was renamed
+				return err
 			}
 			f.Close()
 		}

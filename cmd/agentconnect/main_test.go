@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -319,4 +320,59 @@ func (o *inOrder) Write(p []byte) (int, error) {
 		return 0, io.ErrClosedPipe
 	}
 	return len(p), nil
+}
+
+// Who is slow to read goes on, though the kernel kept no more events for him.
+func TestLogsGoOnWhereEventsWereLost(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.log")
+	var files [3]*os.File
+	for i, name := range []string{path, filepath.Join(dir, "b.log"), filepath.Join(dir, "c.log")} {
+		f, err := os.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	if _, err := files[0].WriteString("first\n"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		defer w.Close()
+		ended <- (&app{out: w, err: io.Discard}).logs(ctx, path, 10, true)
+	}()
+	shown := bufio.NewScanner(r)
+	next := func(want string) {
+		t.Helper()
+		if !shown.Scan() || shown.Text() != want {
+			t.Fatalf("%q, want %q", shown.Text(), want)
+		}
+	}
+	next("first")
+	for _, line := range []string{"second\n", "third\n"} { // with the second in hand it does not look on
+		if _, err := files[0].WriteString(line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 40_000 { // two of one kind would be one
+		for _, f := range files[1:] {
+			if _, err := f.WriteString("x"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	next("second")
+	next("third")
+	if _, err := files[0].WriteString("last\n"); err != nil {
+		t.Fatal(err)
+	}
+	next("last")
+	cancel()
+	r.Close()
+	<-ended
 }
