@@ -114,6 +114,10 @@ func (a *app) agentExec() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if argv[0] == "" { // as in a shell
+				fmt.Fprintln(a.err, `agentconnect: "": not found`)
+				return exitStatus(127)
+			}
 			return a.exec(c.Context(), where, argv)
 		},
 	}

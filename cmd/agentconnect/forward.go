@@ -82,7 +82,10 @@ func (a *app) forwardPort(ctx context.Context, at where, id string, hostPort, po
 		return err
 	}
 	f := &forwarding{c: c, answers: make(chan forwarded), say: func(err error) {
-		fmt.Fprintf(a.err, "agentconnect: port %d of agent %s: %s\n", port, id, oneLine(err.Error()))
+		text := fmt.Sprintf("port %d of agent %s: %s", port, id, oneLine(err.Error()))
+		if !a.json || !a.saidJSON(map[string]string{"warning": text}) {
+			fmt.Fprintln(a.err, "agentconnect: "+text)
+		}
 	}}
 	ls, err := a.listenLoopback(ctx, hostPort)
 	if err != nil {

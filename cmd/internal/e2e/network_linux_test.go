@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -302,6 +303,27 @@ threading.Event().wait()
 		t.Errorf("after its end: %q", b)
 	}
 	s.fails(1, []string{"taken", "HOSTPORT"}, "forward", "alice", four+":8004")
+	asked := s.agentconnect(context.Background(), "forward", "alice", "0:8005", "--json")
+	asked.Stderr = &strings.Builder{}
+	where, err := asked.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := asked.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var at struct{ Address string }
+	if err := json.NewDecoder(where).Decode(&at); err != nil {
+		t.Error(err)
+	}
+	_, port, _ := net.SplitHostPort(at.Address)
+	send("tcp4", port, 1)
+	asked.Process.Signal(os.Interrupt)
+	asked.Wait()
+	var warned struct{ Warning string }
+	if said := fmt.Sprint(asked.Stderr); json.Unmarshal([]byte(said), &warned) != nil || !strings.Contains(warned.Warning, "refused") {
+		t.Errorf("with --json it said %q", said)
+	}
 	if other, err := net.Listen("tcp6", "[::1]:0"); err == nil {
 		_, port, _ := net.SplitHostPort(other.Addr().String())
 		_, end := s.forward("alice", port+":8004")

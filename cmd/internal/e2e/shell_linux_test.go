@@ -179,6 +179,7 @@ func TestCommandThatIsNotThereEndsWith127(t *testing.T) {
 	s.add("alice")
 	s.start()
 	s.fails(127, []string{"no-such-command: not found"}, "agent", "exec", "alice", "--", "no-such-command")
+	s.fails(127, []string{`"": not found`}, "agent", "exec", "alice", "--", "")
 	s.fails(126, []string{"/etc/passwd: permission denied"}, "agent", "exec", "alice", "--", "/etc/passwd")
 	o := s.shell("--", "no-such-command")
 	o.sees("no-such-command: not found")
