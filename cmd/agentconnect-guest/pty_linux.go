@@ -45,6 +45,9 @@ func pty(args []string, stderr io.Writer) error {
 	}
 
 	master, slave, err := selftest.OpenTerminal(uint16(*rows), uint16(*cols))
+	if errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("pty: %w: the terminals of this machine are all taken; end what holds them, or raise kernel.pty.max with sysctl", err)
+	}
 	if err != nil {
 		return fmt.Errorf("pty: %w", err)
 	}

@@ -138,11 +138,19 @@ func (s *Supervisor) execTTY(ctx context.Context, conn *net.UnixConn, req *wire.
 	}
 	theirs.Close()
 	stderr.closeWrite()
-	s.wg.Go(func() { s.logStderr(stderr.r) })
+	said := make(chan string, 1)
+	s.wg.Go(func() { said <- s.logStderr(stderr.r) })
 	master, err := receiveMaster(ours)
 	if err != nil {
 		process.Kill()
-		return refuse(s.whyNot(ctx, fmt.Errorf("no terminal inside: %w (%s)", err, process.End().Text)))
+		select {
+		case last := <-said:
+			if last != "" {
+				err = errors.New(last)
+			}
+		case <-time.After(time.Second): // something else holds it
+		}
+		return refuse(s.whyNot(ctx, fmt.Errorf("no terminal inside: %w", err)))
 	}
 	defer master.Close()
 	reply := []byte(`{"v":` + strconv.Itoa(wire.Version) + `,"ok":true}` + "\n")

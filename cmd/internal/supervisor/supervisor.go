@@ -522,9 +522,13 @@ func (v visiblePaths) CheckFile(path string, write bool) (string, error) {
 	return real, nil
 }
 
-// logStderr logs the runtime's stderr line by line, cut to a bounded length.
-func (s *Supervisor) logStderr(r io.Reader) {
-	forEachLine(r, func(line string) { s.opts.Log.Info(line, "from", "runtime") })
+// logStderr logs the runtime's stderr line by line, cut to a bounded length, and gives the last line.
+func (s *Supervisor) logStderr(r io.Reader) (last string) {
+	forEachLine(r, func(line string) {
+		last = line
+		s.opts.Log.Info(line, "from", "runtime")
+	})
+	return last
 }
 
 // portList writes ports for people.

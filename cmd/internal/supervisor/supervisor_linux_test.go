@@ -657,6 +657,24 @@ exit 127
 	}
 }
 
+// Why there is no terminal inside is known there alone.
+func TestShellWithoutATerminalSaysWhy(t *testing.T) {
+	spec := agentOf(t)
+	spec.Sandboxed, spec.Argv = false, []string{spec.Policy.Guest, "selftest"}
+	guest := spec.Policy.Guest
+	spec.Policy.Guest = filepath.Join(spec.Policy.Home, "guest")
+	script := `#!/bin/sh
+case "$1" in pty) echo "pty: the terminals are all taken" >&2; exit 1 ;; *) exec '` + guest + `' "$@" ;; esac
+`
+	if err := os.WriteFile(spec.Policy.Guest, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := supervise(t, spec).ready()
+	if reply, _, _ := r.ask(wire.Request{Op: wire.OpExec, Argv: []string{"/bin/true"}, TTY: &wire.WinSize{Rows: 24, Cols: 80}}); !strings.Contains(reply.Error, "are all taken") {
+		t.Errorf("%+v", reply)
+	}
+}
+
 // A command whose start the agent's end cuts off is told that, not what became of a context.
 func TestACommandThatTheEndCutsOffIsToldSo(t *testing.T) {
 	spec := agentOf(t)
