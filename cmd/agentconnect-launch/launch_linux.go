@@ -130,7 +130,7 @@ func prepare(spec *wire.Launch) ([]string, *netns.Passed, error) {
 		}
 	}
 	if !spec.Join {
-		leaveInotify()
+		leaveHalf(spec.Plan.Nesting)
 	}
 	argv, err := view(spec)
 	return argv, passed, err
@@ -273,21 +273,34 @@ func scopeAbstractSockets() error {
 	return nil
 }
 
-// leaveInotify gives what runs here half of the inotify instances and watches that a user has, and no
-// more: each running agent of his takes one for its git seals, and does not start without. Where
-// /proc/sys cannot be written (in a container) it takes them all.
-func leaveInotify() {
+// leaveHalf gives what runs here half of what is counted for its user, and no more: inotify
+// instances and watches, of which each running agent takes one for its git seals, and where it can
+// make them namespaces, which every start needs. Where /proc/sys cannot be written (in a container)
+// it can take them all.
+func leaveHalf(nesting bool) {
 	for _, of := range [2][2]string{
-		{"/proc/sys/fs/inotify/max_user_instances", "/proc/sys/user/max_inotify_instances"},
-		{"/proc/sys/fs/inotify/max_user_watches", "/proc/sys/user/max_inotify_watches"},
+		{"/proc/sys/fs/inotify/max_user_instances", "inotify_instances"},
+		{"/proc/sys/fs/inotify/max_user_watches", "inotify_watches"},
 	} {
-		if n, err := strconv.Atoi(strings.TrimSpace(readSmall(of[0]))); err == nil && n > 1 {
-			writeSmall(of[1], strconv.Itoa(n/2))
+		if n, err := strconv.Atoi(readSmall(of[0])); err == nil && n > 1 {
+			writeSmall("/proc/sys/user/max_"+of[1], strconv.Itoa(n/2))
 		}
+	}
+	if !nesting {
+		return
+	}
+	// What the user has of each is not shown here: half as many as there can be threads, where nobody
+	// set another number.
+	threads, err := strconv.Atoi(readSmall("/proc/sys/kernel/threads-max"))
+	if err != nil || threads < 4 {
+		return
+	}
+	for _, kind := range [...]string{"user", "mnt", "net", "pid", "ipc", "uts", "cgroup", "time"} {
+		writeSmall("/proc/sys/user/max_"+kind+"_namespaces", strconv.Itoa(threads/4))
 	}
 }
 
-// readSmall reads a file of /proc; "" if it cannot.
+// readSmall reads a line of /proc; "" if it cannot.
 func readSmall(path string) string {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) //nolint:forbidigo // the host's /proc: no agent has a part in it
 	if err != nil {
@@ -296,7 +309,7 @@ func readSmall(path string) string {
 	defer unix.Close(fd)
 	var b [32]byte
 	n, _ := unix.Read(fd, b[:]) // none on an error
-	return string(b[:max(n, 0)])
+	return strings.TrimSpace(string(b[:max(n, 0)]))
 }
 
 // writeSmall writes a file of /proc, if it can.

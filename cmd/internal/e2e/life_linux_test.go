@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -414,8 +415,18 @@ func TestStatusAnswersRunningRefusedAndDown(t *testing.T) {
 	}
 }
 
+// needLimits skips where nobody can limit what is counted for a user namespace: /proc/sys is
+// read-only in most containers.
+func needLimits(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command("unshare", "-Ur", "sh", "-c", "echo 7 >/proc/sys/user/max_inotify_instances").CombinedOutput(); err != nil {
+		t.Skipf("/proc/sys cannot be written: %v: %s", err, out)
+	}
+}
+
 // A user has 128 inotify instances, and each running agent takes one.
 func TestAnAgentLeavesOthersInotifyInstances(t *testing.T) {
+	needLimits(t)
 	s := newSite(t)
 	s.add("alice")
 	s.add("bob")
@@ -453,4 +464,36 @@ sys.stdin.read()
 	}
 	t.Log(line)
 	s.ok("agent", "start", "bob")
+}
+
+// Every start needs namespaces of each kind, and they are counted for the user.
+func TestAnAgentLeavesOthersNamespaces(t *testing.T) {
+	needLimits(t)
+	s := newSite(t)
+	s.add("alice", "--nesting", "on")
+	s.start()
+	s.ok("agent", "start", "alice")
+	number := func(text string) int {
+		t.Helper()
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	threads := number(s.outside("cat /proc/sys/kernel/threads-max"))
+	for _, kind := range []string{"user", "mnt", "net", "pid", "ipc", "uts", "cgroup"} {
+		file := "cat /proc/sys/user/max_" + kind + "_namespaces"
+		if has := number(s.outside(file)); has < threads/2 {
+			t.Logf("of %s namespaces this user has %d, less than the kernel gives", kind, has)
+		}
+		// As whoever is in the user namespace that is above bubblewrap's own sees it.
+		inside := number(s.outside(fmt.Sprintf("nsenter --preserve-credentials -U -t %d %s", s.one("bwrap").pid, file)))
+		if inside != threads/4 {
+			t.Errorf("an agent may make %d %s namespaces, want %d", inside, kind, threads/4)
+		}
+	}
+	if id := s.ok("agent", "exec", "alice", "--", "unshare", "-Ur", "id", "-u"); id != "0\n" {
+		t.Errorf("the control: it can make one: %q", id)
+	}
 }
