@@ -36,7 +36,7 @@ type plot struct {
 var sections = []section{
 	{title: "Start", names: []string{"start", "mounts", "systemd/start", "exec", "probe"},
 		text: "From the call to the first instruction of the program inside. Directly: the launcher and bubblewrap, beside bubblewrap given the same mounts.\n" +
-			"Under systemd: from `StartTransientUnit` for `agent@ID.service`, with the supervisor, its scope and the start gate, beside `systemd-run --user --scope bwrap` with the same mounts.",
+			"Under systemd: from `StartTransientUnit` for `agent@ID.service`, with the supervisor, its scope and the start gate, beside `systemd-run --user --scope bwrap` with the same mounts. Each begins when the kernel is at rest: who puts a process into a control group waits for a grace period of its, 4 to 10 ms, but not soon after another one did.",
 		bars: []plot{{file: "start", title: "start, ms (median)", keys: []string{"start/default", "systemd/start/none", "start/sandbox-runtime"}, log: true}}},
 	{title: "Start by the size of the workspace", names: []string{"trees"},
 		text: "The look for git repositories that each start takes, and the whole start from the supervisor's fork to the runtime's first word with all found sealed, beside `rg --files` on the same tree."},
