@@ -123,7 +123,7 @@ func (s *Start) begin(of *Expect, spec *wire.Launch) (_ *begun, err error) {
 		// with the sandbox going on. As the first process of a namespace it leaves nothing.
 		start.Namespaces |= syscall.CLONE_NEWPID
 	}
-	b.p = &Process{boundary: boundary, nested: nested, initFD: -1, done: make(chan struct{}), told: make(chan struct{})}
+	b.p = &Process{boundary: boundary, nested: nested, initFD: -1, reaped: make(chan struct{}), done: make(chan struct{}), told: make(chan struct{})}
 	var first *os.File // where the number of the one who joined is said
 	if s.Join != nil {
 		first = gate
@@ -161,7 +161,8 @@ func (b *begun) place(ctx context.Context, place func(context.Context, int) erro
 	b.placed = placed
 	go func() {
 		var err error
-		if <-b.started; b.failed == nil && place != nil {
+		// The number of one that has ended may be another's by now. What ended it says the gate.
+		if <-b.started; b.failed == nil && place != nil && !b.ended() {
 			err = place(ctx, b.p.PID)
 		}
 		placed <- err
@@ -208,11 +209,21 @@ func (b *begun) drop() {
 		b.giveUp()
 		_ = <-b.placed // of what is not needed
 	}
-	if <-b.started; b.failed == nil {
+	if <-b.started; !b.ended() {
 		signalChild(b.p.PID, syscall.SIGKILL)
-		<-b.p.done
 	}
+	<-b.p.done
 	b.close()
+}
+
+// ended reports whether it runs no more, or never did.
+func (b *begun) ended() bool {
+	select {
+	case <-b.p.reaped:
+		return true
+	default:
+		return false
+	}
 }
 
 func (b *begun) close() {
@@ -244,11 +255,12 @@ func (s *Start) Begin() (*Ahead, error) {
 	return &Ahead{b: b, launcher: s.Launcher, stdin: s.Stdin, stdout: s.Stdout, stderr: s.Stderr}, nil
 }
 
-// take gives the launcher, or drops it where it is another start's.
+// take gives the launcher, or drops it where it is another start's, or has ended while it waited:
+// that says nothing of a start which had not come so far.
 func (a *Ahead) take(s *Start) *begun {
 	fits := s.Launcher == a.launcher && s.Stdin == a.stdin && s.Stdout == a.stdout && s.Stderr == a.stderr &&
 		s.Compile != nil && s.Join == nil && s.Pass == nil && !s.DieWithParent && s.Expect != nil && *s.Expect == *a.b.of
-	if !fits || a.dropped {
+	if !fits || a.dropped || a.b.ended() {
 		a.Drop()
 		return nil
 	}

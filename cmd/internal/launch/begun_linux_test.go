@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -175,5 +177,56 @@ func TestRefusedPlanLeavesNoLauncher(t *testing.T) {
 				t.Errorf("launcher %d is left", pid)
 			}
 		}
+	}
+}
+
+// It may have waited for as long as the daemon took.
+func TestLauncherThatEndedWhileItWaitedIsReplaced(t *testing.T) {
+	b := newBox(t)
+	b.policy.DieWithParent = false
+	missing := *b.start()
+	missing.Launcher = filepath.Join(t.TempDir(), "agentconnect-launch")
+	for name, end := range map[string]func(*Start){
+		"killed": func(s *Start) {
+			p := s.Ahead.b.p
+			<-s.Ahead.b.started
+			signalChild(p.PID, syscall.SIGKILL)
+			for syscall.Kill(p.PID, 0) == nil {
+				runtime.Gosched()
+			}
+		},
+		"never there": func(s *Start) {
+			s.Ahead.Drop()
+			first := *s
+			first.Launcher = missing.Launcher
+			var err error
+			if s.Ahead, err = first.Begin(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(s.Ahead.Drop)
+			<-s.Ahead.b.started
+			// It comes to be there, as in the middle of an update.
+			if err := os.Symlink(s.Launcher, missing.Launcher); err != nil {
+				t.Fatal(err)
+			}
+			s.Launcher = missing.Launcher
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, r := b.ahead(*b.start().Expect, "/bin/echo", "runs")
+			placed := make(chan int, attempts)
+			s.Place = func(_ context.Context, pid int) error {
+				placed <- pid
+				return nil
+			}
+			end(s)
+			out, p := b.said(s, r)
+			if out != "runs\n" {
+				t.Errorf("it said %q", out)
+			}
+			if len(placed) != 1 || <-placed != p.PID {
+				t.Error("something else was placed")
+			}
+		})
 	}
 }

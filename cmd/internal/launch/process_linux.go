@@ -41,8 +41,9 @@ type Process struct {
 	boundary bool
 	nested   bool // the launcher, then bubblewrap, is the first process of a pid namespace
 
-	done chan struct{}
-	end  End
+	reaped chan struct{} // closed when the number is another's, or never was anyone's
+	done   chan struct{}
+	end    End
 
 	mu     sync.Mutex
 	init   int           // the sandbox's first process, 0 until known
@@ -200,12 +201,15 @@ func (p *Process) own(start *vfork.Start, first *os.File, its []*os.File, starte
 	}
 	if err == nil {
 		p.PID = process.Pid
+	} else {
+		close(p.reaped)
 	}
 	started(err)
 	if err != nil {
 		return
 	}
 	p.end = endOf(process.Wait())
+	close(p.reaped)
 	p.endSandbox()
 	if p.boundary {
 		p.Inside.Close()
