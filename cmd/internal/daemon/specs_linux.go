@@ -135,6 +135,10 @@ func (d *Daemon) giveSpec(conn *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
+	// It may have been stopped meanwhile, and that was the last word.
+	if err := inService(conn, req.Agent); err != nil {
+		return err
+	}
 	// Whoever started it, a person with systemctl perhaps, wants it to run. The start does not
 	// wait for the disk, but a stop that follows does, so that the last word is the last.
 	if sup, ok := d.sup.(listener); ok {

@@ -32,6 +32,9 @@ const maxSpec = 16 << 20
 // specTime is how long the daemon may take to answer.
 const specTime = 60 * time.Second
 
+// stopPatience is how long that is when the agent is told to stop meanwhile.
+const stopPatience = 2 * time.Second
+
 // SpecError is the daemon's answer that the agent must not start as things are.
 type SpecError struct {
 	Code int
@@ -173,6 +176,13 @@ func ask(ctx context.Context, socket string, request, reply any) (files []*os.Fi
 	if err := conn.SetDeadline(end); err != nil {
 		return nil, err
 	}
+	// A daemon that hangs does not hold up a stop. One that is well answers first, and then takes
+	// the stop for the later word.
+	defer context.AfterFunc(ctx, func() {
+		if soon := time.Now().Add(stopPatience); soon.Before(end) {
+			_ = conn.SetDeadline(soon)
+		}
+	})()
 	line, err := json.Marshal(request)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -110,5 +111,39 @@ func TestDaemonAnswersWithTheSpecOrWhyNot(t *testing.T) {
 	<-served
 	if _, err := AskSpec(context.Background(), path, "a"); err == nil || errors.As(err, &refused) {
 		t.Errorf("without a daemon: %v", err)
+	}
+}
+
+// A daemon that hangs: whoever stops the agent does not wait for it.
+func TestAQuestionToTheDaemonEndsWithTheStop(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	asked := make(chan error, 1)
+	go func() {
+		_, err := AskSpec(ctx, path, "a")
+		asked <- err
+	}()
+	c, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, _, err := readRequest(c); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	select {
+	case err := <-asked:
+		if err == nil {
+			t.Error("it has an answer")
+		}
+	case <-time.After(specTime / 2):
+		t.Error("it still waits for the answer")
 	}
 }
