@@ -66,6 +66,9 @@ func placer(spec *wire.Spec, l *link) (supervisor.Placer, error) {
 			mu.Unlock()
 			conn, err := first.take(ctx)
 			if err != nil {
+				mu.Lock()
+				l = first // for the next, if this one did not wait for it
+				mu.Unlock()
 				return nil, err
 			}
 			return bus{conn}, nil
