@@ -64,6 +64,9 @@ type wishes struct {
 	last    *wish
 	run     bool               // it is to run: by the last wish, or by a person's hand since
 	unwatch context.CancelFunc // nil: it is not watched
+	// The last wish was a start, and its job was canceled: by a person's stop, or by a restart that
+	// is still to come. Which of them, tells a look once no job is left.
+	canceled bool
 	// The drop-ins that the units had when they were loaded.
 	loaded  loading
 	dropIns []string
@@ -117,7 +120,7 @@ func (s *Supervision) wish(id string, run, join bool, f func(ctx context.Context
 	}
 	ctx, cancel := context.WithCancel(s.life)
 	now := &wish{run: run, cancel: cancel, done: make(chan struct{})}
-	w.last, w.run = now, run
+	w.last, w.run, w.canceled = now, run, false
 	if before != nil {
 		before.next = now
 		before.cancel()
@@ -136,7 +139,10 @@ func (s *Supervision) wish(id string, run, join bool, f func(ctx context.Context
 		close(now.done)
 		// While it was under way, a person's stop could not be told from what it brought about.
 		if ctx.Err() == nil && errors.Is(now.err, daemon.ErrSuperseded) {
-			s.hear(id, true)
+			s.mu.Lock()
+			w.canceled = w.last == now
+			s.mu.Unlock()
+			s.hear(id)
 		}
 	})
 	return s.outcome(now)
@@ -598,15 +604,15 @@ func (s *Supervision) watch(ctx context.Context, id string) {
 	for change := range changes {
 		s.tidy(id, change)
 		if !onTheWay(change) {
-			s.hear(id, false)
+			s.hear(id)
 		}
 	}
 }
 
 // hear takes over what a person did to the agent. A stop counts here after it does elsewhere: a
-// start that comes in between is heard of when the agent runs. Canceled: a start of ours was.
-func (s *Supervision) hear(id string, canceled bool) {
-	switch s.byHand(id, canceled) {
+// start that comes in between is heard of when the agent runs.
+func (s *Supervision) hear(id string) {
+	switch s.byHand(id) {
 	case control.StateStopped:
 		if s.o.Stopped != nil {
 			s.o.Stopped(id)
@@ -655,7 +661,7 @@ func changing(active string) bool {
 // byHand says what a person did to the agent: it runs, or it is stopped although the last
 // wish, carried out long since, was that it runs; not by its own end, and not with the
 // whole session. Empty: neither.
-func (s *Supervision) byHand(id string, canceled bool) string {
+func (s *Supervision) byHand(id string) string {
 	run, idle := s.lastWish(id)
 	if !idle {
 		return ""
@@ -674,7 +680,7 @@ func (s *Supervision) byHand(id string, canceled bool) string {
 		return ""
 	}
 	active, _ := p.String("ActiveState")
-	stopped := canceled && lies(p) || s.stopped(ctx, p)
+	stopped := s.canceled(id) && lies(p) && !s.probeFailed(ctx) || s.stopped(ctx, p)
 	if load, _ := p.String("LoadState"); err != nil || load == "not-found" {
 		// Gone with its slice, or with the slice of all.
 		active, stopped = "inactive", true
@@ -748,11 +754,19 @@ func (s *Supervision) lastWish(id string) (run, idle bool) {
 	return w.run, w.last.over()
 }
 
+// canceled says whether the last wish's start was canceled, and nothing came of it since.
+func (s *Supervision) canceled(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.agents[id]
+	return w != nil && w.canceled
+}
+
 func (s *Supervision) wanted(id string, run bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.agents[id]; w != nil {
-		w.run = run
+		w.run, w.canceled = run, false
 	}
 }
 
