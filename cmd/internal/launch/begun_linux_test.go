@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -191,9 +190,7 @@ func TestLauncherThatEndedWhileItWaitedIsReplaced(t *testing.T) {
 			p := s.Ahead.b.p
 			<-s.Ahead.b.started
 			signalChild(p.PID, syscall.SIGKILL)
-			for syscall.Kill(p.PID, 0) == nil {
-				runtime.Gosched()
-			}
+			<-p.reaped
 		},
 		"never there": func(s *Start) {
 			s.Ahead.Drop()
