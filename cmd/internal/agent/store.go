@@ -286,8 +286,10 @@ func (s *Store) Ensure(id string) error {
 		}
 	}
 	// Whoever left it has no claim to what another one does there from here on.
-	if err := os.Remove(filepath.Join(d.Agent, LeftName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	// Looked for before, since on a read-only file system its absence could not be told.
+	left := filepath.Join(d.Agent, LeftName)
+	if _, err := os.Lstat(left); err == nil {
+		return os.Remove(left)
 	}
 	return nil
 }
