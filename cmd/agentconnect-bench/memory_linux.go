@@ -107,8 +107,8 @@ func memory(ctx context.Context, _ int) ([]figures.Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	select { // that is what rest is
-	case <-time.After(rest.After + time.Second):
+	select { // that is what rest is; a start is over a second after it is said to be
+	case <-time.After(rest.After + 2*time.Second):
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
