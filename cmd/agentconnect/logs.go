@@ -84,16 +84,24 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 		return err
 	}
 	var last []string
+	rest := ""
 	if f != nil {
+		// A line that is still being written comes whole later.
+		unended := follow && !lineEnds(f, at)
+		if unended {
+			lines++
+		}
 		// Up to where what comes is read from: no line is twice there.
 		if last, err = daemon.TailOf(f, at, lines); err != nil {
 			return err
+		}
+		if n := len(last) - 1; unended && n >= 0 {
+			last, rest = last[:n], last[n]
 		}
 	}
 	if err := a.logLines(last); err != nil || !follow {
 		return err
 	}
-	rest := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -139,6 +147,13 @@ func (a *app) logs(ctx context.Context, path string, lines int, follow bool) err
 			return err
 		}
 	}
+}
+
+// lineEnds reports whether a line ends, or none has begun, at this offset.
+func lineEnds(f *os.File, at int64) bool {
+	var b [1]byte
+	n, _ := f.ReadAt(b[:], max(at-1, 0)) // what cannot be read is no line
+	return n == 0 || at == 0 || b[0] == '\n'
 }
 
 // logRest prints the whole lines of f after at and returns where it stopped and what of

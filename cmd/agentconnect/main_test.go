@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -301,6 +302,43 @@ func TestLogsShowEachLineOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The kernel shows the first part of a line before the rest, where it lies on two pages.
+func TestLogsWaitForTheRestOfALine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.log")
+	if err := os.WriteFile(path, []byte("1\n2\n3"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var said []string
+	out := writerFunc(func(p []byte) (int, error) {
+		switch said = append(said, string(p)); len(said) {
+		case 1:
+			log, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+			if err != nil {
+				return 0, err
+			}
+			defer log.Close()
+			if _, err := log.WriteString("4\n"); err != nil {
+				return 0, err
+			}
+		case 2:
+			cancel()
+		}
+		return len(p), nil
+	})
+	if err := (&app{out: out, err: io.Discard}).logs(ctx, path, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"2\n", "34\n"}; !slices.Equal(said, want) {
+		t.Errorf("%q, want %q", said, want)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // inOrder checks that lines are numbers, each one more than the one before.
 type inOrder struct {
