@@ -285,6 +285,11 @@ type daemonRecord struct {
 	Key      string `json:"keyDigest,omitempty"` // of the key that the id came with
 }
 
+// sameDaemon reports whether both are of one daemon at one control plane, whatever its key.
+func (r daemonRecord) sameDaemon(as daemonRecord) bool {
+	return r.DaemonID == as.DaemonID && r.URL == as.URL
+}
+
 func keyDigest(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:])
@@ -320,7 +325,7 @@ func (r *remote) learned(key, id string) {
 func (r *remote) local() cp.LocalState {
 	rec := r.d.daemonRecord()
 	r.mu.Lock()
-	own := rec.DaemonID == r.auth.DaemonID && rec.URL == r.auth.URL
+	own := rec.sameDaemon(r.auth)
 	r.mu.Unlock()
 	if !own {
 		return cp.LocalState{}
@@ -352,7 +357,7 @@ func (r *remote) changed(s cp.Status) {
 	if rec == auth {
 		return
 	}
-	if rec.DaemonID != auth.DaemonID || rec.URL != auth.URL {
+	if !rec.sameDaemon(auth) {
 		r.placement.DropFenced()
 	}
 	if err := writeState(r.d.idPath(), auth); err != nil {

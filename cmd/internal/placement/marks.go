@@ -23,33 +23,44 @@ type DirMarks struct{ Agents string }
 // All reads every mark. One that cannot be read is an error: its agent would count as the
 // operator's.
 func (d DirMarks) All() (map[string]Mark, error) {
-	out := map[string]Mark{}
-	entries, err := os.ReadDir(d.Agents)
-	if errors.Is(err, fs.ErrNotExist) {
-		return out, nil
-	}
+	ids, err := d.ids()
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
-		if agent.ValidateID(e.Name()) != nil {
-			continue
-		}
-		m, err := d.Read(e.Name())
+	out := map[string]Mark{}
+	for _, id := range ids {
+		m, err := d.Read(id)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w; it says that a control plane placed agent %s here: if the agent is yours, remove the file; if not, its directory", err, e.Name())
+			return nil, fmt.Errorf("%w; it says that a control plane placed agent %s here: if the agent is yours, remove the file; if not, its directory", err, id)
 		}
-		out[e.Name()] = m
+		out[id] = m
 	}
 	return out, nil
 }
 
+// ids are those of the agents' directories.
+func (d DirMarks) ids() (ids []string, err error) {
+	entries, err := os.ReadDir(d.Agents)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if agent.ValidateID(e.Name()) == nil {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, err
+}
+
 // Read reads one mark; fs.ErrNotExist where there is none.
 func (d DirMarks) Read(id string) (Mark, error) {
-	path := filepath.Join(d.Agents, id, MarkName)
+	return readMark(filepath.Join(d.Agents, id, MarkName))
+}
+
+func readMark(path string) (Mark, error) {
 	data, err := agent.ReadFile(path)
 	if err != nil {
 		return Mark{}, err
@@ -68,11 +79,7 @@ func (d DirMarks) Read(id string) (Mark, error) {
 func (d DirMarks) Leave(id string, m Mark) error {
 	dir := filepath.Join(d.Agents, id)
 	if _, err := os.Lstat(dir); err == nil {
-		data, err := json.Marshal(m)
-		if err != nil {
-			return err
-		}
-		if err := atomicfile.Write(filepath.Join(dir, agent.LeftName), append(data, '\n'), 0o600); err != nil {
+		if err := writeMark(filepath.Join(dir, agent.LeftName), m); err != nil {
 			return err
 		}
 	}
@@ -82,17 +89,14 @@ func (d DirMarks) Leave(id string, m Mark) error {
 // Left returns the ids of the directories that wait for their agents, by agent. What cannot be read
 // waits for none.
 func (d DirMarks) Left() (map[string]string, error) {
-	out := map[string]string{}
-	entries, err := os.ReadDir(d.Agents)
-	if errors.Is(err, fs.ErrNotExist) {
-		return out, nil
-	}
+	ids, err := d.ids()
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
-		if m := d.left(e.Name()); m.AgentID != "" {
-			out[m.AgentID] = e.Name()
+	out := map[string]string{}
+	for _, id := range ids {
+		if m := d.left(id); m.AgentID != "" {
+			out[m.AgentID] = id
 		}
 	}
 	return out, nil
@@ -101,18 +105,15 @@ func (d DirMarks) Left() (map[string]string, error) {
 // Waits reports whether a directory waits for this agent: it left it, and nobody used it since.
 func (d DirMarks) Waits(id, agentID string) bool { return d.left(id).AgentID == agentID }
 
-func (d DirMarks) left(id string) (m Mark) {
-	if agent.ValidateID(id) != nil {
-		return Mark{}
-	}
+func (d DirMarks) left(id string) Mark {
 	dir := filepath.Join(d.Agents, id)
 	for _, used := range []string{MarkName, "agent.json"} {
 		if _, err := os.Lstat(filepath.Join(dir, used)); !errors.Is(err, fs.ErrNotExist) {
 			return Mark{}
 		}
 	}
-	data, err := agent.ReadFile(filepath.Join(dir, agent.LeftName))
-	if err != nil || strictjson.Decode(data, agent.MaxSize, &m) != nil || !cp.ValidID(m.AgentID) {
+	m, err := readMark(filepath.Join(dir, agent.LeftName))
+	if err != nil {
 		return Mark{}
 	}
 	return m
@@ -124,17 +125,21 @@ func (d DirMarks) Write(id string, m Mark) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	data, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.Write(filepath.Join(dir, MarkName), append(data, '\n'), 0o600); err != nil {
+	if err := writeMark(filepath.Join(dir, MarkName), m); err != nil {
 		return err
 	}
 	if err := os.Remove(filepath.Join(dir, agent.LeftName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
+}
+
+func writeMark(path string, m Mark) error {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(path, append(data, '\n'), 0o600)
 }
 
 // Remove removes a mark; one that is not there is no error.
