@@ -239,10 +239,8 @@ func (b *begun) close() {
 
 // Ahead is a launcher that was begun before all of its start was known.
 type Ahead struct {
-	b                     *begun
-	launcher              string
-	stdin, stdout, stderr *os.File
-	dropped               bool
+	b  *begun // nil when it was taken or dropped
+	of Start
 }
 
 // Begin begins a launcher for a Start with the same Launcher, Stdin, Stdout, Stderr and Expect as s.
@@ -252,26 +250,27 @@ func (s *Start) Begin() (*Ahead, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Ahead{b: b, launcher: s.Launcher, stdin: s.Stdin, stdout: s.Stdout, stderr: s.Stderr}, nil
+	return &Ahead{b: b, of: *s}, nil
 }
 
 // take gives the launcher, or drops it where it is another start's, or has ended while it waited:
 // that says nothing of a start which had not come so far.
 func (a *Ahead) take(s *Start) *begun {
-	fits := s.Launcher == a.launcher && s.Stdin == a.stdin && s.Stdout == a.stdout && s.Stderr == a.stderr &&
-		s.Compile != nil && s.Join == nil && s.Pass == nil && !s.DieWithParent && s.Expect != nil && *s.Expect == *a.b.of
-	if !fits || a.dropped || a.b.ended() {
+	fits := s.Launcher == a.of.Launcher && s.Stdin == a.of.Stdin && s.Stdout == a.of.Stdout && s.Stderr == a.of.Stderr &&
+		s.Compile != nil && s.Join == nil && s.Pass == nil && !s.DieWithParent && s.Expect != nil && *s.Expect == *a.of.Expect
+	if !fits || a.b == nil || a.b.ended() {
 		a.Drop()
 		return nil
 	}
-	a.dropped = true
-	return a.b
+	b := a.b
+	a.b = nil
+	return b
 }
 
 // Drop ends the launcher, unless a start took it. It may be called more than once.
 func (a *Ahead) Drop() {
-	if a != nil && !a.dropped {
-		a.dropped = true
+	if a != nil && a.b != nil {
 		a.b.drop()
+		a.b = nil
 	}
 }
